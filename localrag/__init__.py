@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule, Where
-    from localrag.kb.ingest import IngestResult, Tagging
+    from localrag.kb.ingest import IngestResult, ReembedResult, Tagging
     from localrag.kb.knowledge_base import RetrieveOptions
     from localrag.kb.plan import IndexProgress, Plan
     from localrag.kb.protocols import Feedback, Reranker, TextRow
@@ -78,8 +78,10 @@ if TYPE_CHECKING:
     from localrag.settings import Learning, Settings
     from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
+    from localrag.text.tool_calls import CallDelta
     from localrag.types import (
         Attachment,
+        CallRules,
         Chunk,
         Citation,
         Completion,
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
         Slot,
         Timings,
         TokenLogprob,
+        ToolCall,
         ToolSpec,
     )
 
@@ -107,6 +110,8 @@ __all__ = [
     "BundleError",
     "Bypass",
     "Calibration",
+    "CallDelta",
+    "CallRules",
     "Chat",
     "Chunk",
     "Citation",
@@ -160,6 +165,7 @@ __all__ = [
     "QueryRewrite",
     "Question",
     "Quote",
+    "ReembedResult",
     "Reranker",
     "RetrieveOptions",
     "Retriever",
@@ -186,6 +192,7 @@ __all__ = [
     "TimeLimitError",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
     "ToolCalls",
     "ToolSpec",
     "TopK",
@@ -249,6 +256,7 @@ _MODULES = {
     ),
     "kb.ingest": (
         "IngestResult",
+        "ReembedResult",
         "Tagging",
     ),
     "kb.knowledge_base": ("RetrieveOptions",),
@@ -325,8 +333,10 @@ _MODULES = {
         "UnsupportedClaim",
     ),
     "text.tokens": ("Embedder",),
+    "text.tool_calls": ("CallDelta",),
     "types": (
         "Attachment",
+        "CallRules",
         "Chunk",
         "Citation",
         "Completion",
@@ -340,6 +350,7 @@ _MODULES = {
         "Slot",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
         "ToolSpec",
     ),
 }

@@ -8,7 +8,7 @@ conversation goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from json import dumps
 from typing import Literal, NamedTuple
@@ -52,8 +52,8 @@ class Exchange:
         """The messages as lines that begin with `User: …` or `Assistant: …`; further lines of a message are indented."""
         lines = []
         for _, message in self.messages:
-            content = without_thoughts(message.content) if message.role == "assistant" else message.content
-            lines.append(f"{_SPEAKERS[message.role]}: " + "\n  ".join(content.strip().splitlines()))
+            text = replace(message, content=without_thoughts(message.content)).text if message.role == "assistant" else message.content
+            lines.append(f"{_SPEAKERS[message.role]}: " + "\n  ".join(text.strip().splitlines()))
         return "\n".join(lines)
 
 

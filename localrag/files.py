@@ -114,6 +114,19 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+_PART = re.compile(r"(?P<start>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 999
+
+
+def split_parts(file: str) -> tuple[str, ...]:
+    """Return the names of all parts of a split GGUF file, given any of them ("big-00001-of-00003.gguf"); else only `file` itself."""
+    match = _PART.fullmatch(file)
+    count = 1 if match is None else int(match["count"])
+    if match is None or not 1 < count <= _MAX_PARTS or not 1 <= int(match["number"]) <= count:
+        return (file,)
+    return tuple(f"{match['start']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
+
+
 class JsonCache:
     """A cache in a small JSON file: the last `most` values by key, newest last. With `path` None it stores nothing.
 

@@ -111,6 +111,8 @@ class ToolCalls:
     strict: tuple[str, ...] = ()
     or_text: bool = True
     """Whether the answer may also be plain text."""
+    parallel: bool = True
+    """Whether the answer may make several calls, if the model's form has a place for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +120,15 @@ class Question:
     """A question and its options. `messages` is a conversation that ends with the question.
 
     Without `needs_question`, a conversation may end with an answer, and is sent without evidence. A question that `is_plain` has a single
-    message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer. `id` identifies the
-    question.
+    message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer; by default, it may call
+    any of the tools given. `id` identifies the question.
 
     With `cite` "enforced", an answer with evidence begins with the tag of a source, or `[none]`, and can name no other; with "free", the
     model may cite or not (None: DEFAULT_CITE). `cite_instruction` replaces the instruction to begin with a tag; an answer then cites
-    anywhere. Answers with a JSON schema or tools and those of the echo are always free, and so are a reasoning model's thoughts.
+    anywhere. Answers with a JSON schema and those of the echo are always free, and so are calls of tools and a reasoning model's thoughts.
 
     With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
-    the answer. Answers that are always free, and those with logprobs, do not quote, except those of the echo.
+    the answer. Answers that are always free, and those with tools or logprobs, do not quote, except those of the echo.
 
     `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
     they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to

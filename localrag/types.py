@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +15,67 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in an answer. Name, arguments and id are untrusted, like any content.
+
+    `arguments` is the JSON text of an object; a mapping is stored as such text. Text that is not a JSON object, such as a call that was cut
+    off, is kept as it is. `id` is what the call's result refers to; without one, results belong to calls in order. Raises UsageError for
+    a mapping that is not JSON.
+    """
+
+    name: str
+    arguments: str | Mapping[str, Any] = "{}"
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arguments, str):
+            return
+        try:
+            text = json.dumps(dict(self.arguments), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The arguments of the call of {self.name[:80]!r} are not JSON: {str(error)[:200]}.") from None
+        object.__setattr__(self, "arguments", text)
+
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The arguments, {} if their text is empty, or None if it is not a JSON object."""
+        try:
+            value = json.loads(str(self.arguments).strip() or "{}", parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    @property
+    def text(self) -> str:
+        """The call as one line of JSON: how it is written where a model has no form of its own for calls."""
+        parsed = self.parsed
+        arguments = self.arguments if parsed is None else parsed
+        return json.dumps({"name": self.name, "arguments": arguments}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `content` is plain text: nothing in it is read as markup."""
+    """One message of a conversation. `content` is plain text: nothing in it is read as markup.
+
+    `tool_calls` are the calls that an assistant message makes, after its content. A tool message is the result of the call with the id
+    `tool_call_id`.
+    """
 
     role: Role
     content: str
     sent: str = ""
     """The text that was sent for this message, if it was more than its content: it came with sources. It is sent again in the same form."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content, and the calls as one line of JSON each."""
+        return "\n".join([*([self.content] if self.content or not self.tool_calls else []), *(call.text for call in self.tool_calls)])
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -203,7 +257,7 @@ class ModelSpec:
     `kind` is the type of the source and `source` its value: a pinned requirement, a hub repository or a path. `file` is the
     file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors. `n_ctx` is
     the requested context in tokens; `revision` is a branch, tag or commit of a hub repository. An embedder reads each question after
-    `query_prefix` and each passage after `passage_prefix`.
+    `query_prefix` and each passage after `passage_prefix`. `card` describes the file before it is here.
     """
 
     name: str
@@ -216,6 +270,24 @@ class ModelSpec:
     chat_template: Path | None = None
     query_prefix: str = ""
     passage_prefix: str = ""
+    card: ModelCard | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a model's card says of a file, for choosing it before it is here. Its header replaces these numbers later.
+
+    Sizes are in bytes, `kv_bytes` per token of an f16 KV cache. One token is multiplied with `active` of the `weights`, fewer than all in
+    a mixture of experts. `unverified` names the fields that no stored card or file list confirmed.
+    """
+
+    size_bytes: int
+    license: str
+    n_ctx_train: int
+    weights: int
+    active: int
+    kv_bytes: int
+    unverified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +295,10 @@ class ModelInfo:
     """Contents of a GGUF header, checked before any weights are read.
 
     Lengths are in tokens, sizes in bytes; `head_size_k` and `head_size_v` are elements per head, of the layer where they are
-    largest. `num_kv_heads` has one entry per layer, 0 for a layer without keys and values. `sliding_window` is None if the file
-    has none. `name` is safe to print on a terminal. Missing values are None, or 0 for the shape of a vocabulary-only file;
-    invalid values raise ModelFileError.
+    largest. `num_kv_heads` has one entry per layer, 0 for a layer without keys and values. `layer_kv` has the numbers of elements
+    of a token's keys and of its values, for each layer that stores any. `state_bytes` is the size of the state that recurrent
+    layers keep for a sequence of any length. `sliding_window` is None if the file has none. `name` is safe to print on a terminal.
+    Missing values are None, or 0 for the shape of a vocabulary-only file; invalid values raise ModelFileError.
     """
 
     path: Path
@@ -249,6 +322,8 @@ class ModelInfo:
     chat_template: str | None
     num_tensors: int
     quantization: str | None
+    layer_kv: tuple[tuple[int, int], ...] = ()
+    state_bytes: int = 0
 
     @property
     def is_vocab_only(self) -> bool:
@@ -257,11 +332,27 @@ class ModelInfo:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes per token in an f16 KV cache with every layer stored in full (an upper bound for models with sliding windows)."""
-        return sum(self.num_kv_heads) * (self.head_size_k + self.head_size_v) * 2
+        """Bytes per token in an f16 KV cache for flash attention. Layers with a sliding window keep all tokens too."""
+        return 2 * sum(keys + values for keys, values in self.layer_kv)
+
+    @property
+    def plain_kv_bytes_per_token(self) -> int:
+        """The same for plain attention, for which llama.cpp stores the values of every layer like those of the largest one."""
+        most = max((values for _, values in self.layer_kv), default=0)
+        return 2 * sum(keys + most for keys, _ in self.layer_kv)
+
+    @property
+    def prefix_reuse(self) -> str:
+        """Where a prompt can resume that begins like an earlier one, and why only there."""
+        if self.state_bytes:
+            return "at cache breakpoints, where checkpoints are kept (recurrent layers have one state, which cannot be truncated)"
+        if self.sliding_window:
+            return "at any token in memory; a prefix on disk only at its end (a stored state holds no more than the sliding window)"
+        return "at any token"
 
     def to_dict(self) -> dict[str, object]:
-        return {**asdict(self), "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token}
+        own = {name: value for name, value in asdict(self).items() if name != "layer_kv"}
+        return {**own, "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token, "prefix_reuse": self.prefix_reuse}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +401,21 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRules:
+    """How an answer that may call tools is written: its grammar, the control tokens whose text is part of the answer, and a function that
+    writes calls.
+
+    One of `opener_ids` begins a call anywhere in a text; with none of them, only the first token does, with the text `opener`.
+    """
+
+    grammar: str
+    shown_ids: frozenset[int]
+    written: Callable[[Sequence[ToolCall]], str]
+    opener: str = ""
+    opener_ids: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of llama.cpp's sampler chain. With `temperature` 0, decoding is greedy and only the penalties have an effect.
@@ -324,6 +430,7 @@ class SamplingParams:
     not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. With `citations`, the
     answer names at least one of these labels (or `[none]`), and can name no other source; with `cites_first`, it begins with
     one. `quotes` are pairs of a further label and tokens: once the answer names that label, the engine appends these tokens.
+    `call_rules` replaces the grammar of `json_schema`, if that is the schema of a tool call, by the model's own form of calls.
     `logprobs` returns the log probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
@@ -346,6 +453,7 @@ class SamplingParams:
     cites_first: bool = field(default=False, repr=False)
     quotes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
     logprobs: int | None = None
+    call_rules: CallRules | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:

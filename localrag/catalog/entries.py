@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from localrag.errors import ConfigError
-from localrag.types import ModelSpec, SourceKind
+from localrag.types import ModelCard, ModelSpec, SourceKind
 
 LENGTH_FAULT = "length"
 """The type of a pydantic error whose message says what the value must be."""
@@ -117,6 +117,25 @@ class EmbedderTable(RerankerTable):
     """A text that the embedder expects before each passage, such as `"passage: "`."""
 
 
+class CardTable(Table):
+    """`card` of a model: what its publisher says of the file, for `localrag models recommend` before the file is here."""
+
+    size_bytes: Annotated[int, Field(ge=1, le=2**53)]
+    """Size of the file, or of all parts of a split one."""
+    license: Annotated[str, Field(min_length=1, max_length=100)]
+    """Identifier of the license, such as "apache-2.0"."""
+    n_ctx_train: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    """Context that the model was trained with, in tokens."""
+    weights: Annotated[int, Field(ge=1, le=2**53)]
+    """Number of weights."""
+    active: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Number of weights that one token uses; fewer than all in a mixture of experts. Defaults to `weights`."""
+    kv_bytes: Annotated[int, Field(ge=0, le=2**40)]
+    """Bytes of the KV cache per token, in 16 bits."""
+    unverified: list[Literal["file", "size_bytes", "license", "n_ctx_train", "weights", "active", "kv_bytes"]] = []
+    """Keys that could not be checked against a model card or file list."""
+
+
 class ModelTable(RerankerTable):
     """One [models.NAME]."""
 
@@ -124,6 +143,8 @@ class ModelTable(RerankerTable):
     """Requested window in tokens, capped by the training context and memory. Defaults to the training context."""
     chat_template: str | None = None
     """A file with a chat template that replaces the model's own."""
+    card: CardTable | None = None
+    """What its publisher says of the file, for `localrag models recommend`."""
 
 
 def embedder_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
@@ -173,6 +194,22 @@ def spec_of(place: TableRef, name: str, entry: RerankerTable) -> ModelSpec:
         chat_template=_chat_template(place, entry) if isinstance(entry, ModelTable) else None,
         query_prefix=entry.query_prefix or "" if isinstance(entry, EmbedderTable) else "",
         passage_prefix=entry.passage_prefix or "" if isinstance(entry, EmbedderTable) else "",
+        card=_card(place, entry.card) if isinstance(entry, ModelTable) and entry.card is not None else None,
+    )
+
+
+def _card(place: TableRef, card: CardTable) -> ModelCard:
+    active = card.weights if card.active is None else card.active
+    if active > card.weights:
+        raise place.inside("card").error("active", f"{active} weights cannot be active of {card.weights}")
+    return ModelCard(
+        size_bytes=card.size_bytes,
+        license=card.license,
+        n_ctx_train=card.n_ctx_train,
+        weights=card.weights,
+        active=active,
+        kv_bytes=card.kv_bytes,
+        unverified=tuple(card.unverified),
     )
 
 

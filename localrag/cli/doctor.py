@@ -148,7 +148,7 @@ def speed_facts(home: Path) -> dict[str, object]:
     return learned
 
 
-_FACTS = ("speeds.json", "attention.json", "answerability.json", "verified.json")
+_FACTS = ("speeds.json", "machine.json", "attention.json", "answerability.json", "verified.json", "pulled.json")
 
 
 def home_facts(settings: Settings) -> dict[str, object]:
@@ -234,7 +234,7 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
         "n_ctx_train": info.n_ctx_train,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "sliding_window": info.sliding_window,
-        "prompts_go_on_from": "the last border" if info.sliding_window or 0 in info.num_kv_heads else "any border",
+        "prompts_go_on_from": "a checkpoint" if info.state_bytes else "the last border" if info.sliding_window else "any border",
         "n_ctx": n_ctx,
         "nearest_n_ctx": near,
         "plan": memory_plan.to_dict(),
@@ -408,8 +408,10 @@ def _model_row(name: str, facts: Mapping[str, object]) -> tuple[str, ...]:
         state += f"; on the GPU {_size_of(plan['gpu_bytes'])} of {_size_of(plan['gpu_available'])}"
     if facts["sliding_window"]:
         state += f"; attention slides over {facts['sliding_window']} tokens, KV cache kept in full"
-    if facts["prompts_go_on_from"] != "any border":
+    if facts["prompts_go_on_from"] == "the last border":
         state += "; prompts resume only from the last cache breakpoint"
+    elif facts["prompts_go_on_from"] == "a checkpoint":
+        state += "; recurrent layers, prompts resume at checkpoints"
     numbers = (_size_of(facts["size_bytes"]), str(facts["n_ctx_train"]), _size_of(facts["kv_bytes_per_token"]), str(facts["n_ctx"]))
     return (name, *numbers, _size_of(plan["needed"]), _size_of(plan["available"]), state)
 

@@ -73,7 +73,7 @@ def index_command(
             indexing.planned(knowledge_base.address, plan, as_json=as_json, verbose=verbose)
             return 0
         with render.Progress(f"Indexing {knowledge_base.address}: loading the embedder"):
-            embedder = open_embedder(settings)
+            embedder = open_embedder(settings, kbs=[knowledge_base])
 
         def index(before: IngestResult | None) -> IngestResult:
             with indexing.IndexingBar(knowledge_base.address, again=before is not None) as bar:
@@ -119,7 +119,7 @@ def search_command(
     with ExitStack() as stack:
         knowledge_bases = open_knowledge_bases(kbs, settings=settings, opened=stack)
         reranker = stack.enter_context(opened_reranker(rerank, settings=settings))
-        embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True)
+        embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True, kbs=knowledge_bases)
         retriever = Retriever(knowledge_bases=knowledge_bases, embedder=embedder, learning=settings.learn, reranker=reranker)
         hits = retriever.search(query, top_k=k, mode=mode, where=where)
         none_passes = not hits and where is not None and not any(kb.sources(where) for kb in knowledge_bases)
@@ -136,7 +136,7 @@ def _note_none_passes(kb: str, where: Where | None) -> None:
 
 @click.group("kb")
 def kb_command() -> None:
-    """List, show, verify, export, import, rename and remove knowledge bases."""
+    """List, show, verify, reembed, export, import, rename and remove knowledge bases."""
 
 
 @kb_command.command("list", short_help="List the knowledge bases, with their sizes and ages.")
@@ -196,6 +196,41 @@ def verify_command(name: str, settings: Settings, as_json: bool) -> int:
         result = knowledge_base.verify(on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}."))
     indexing.verified(shown(name), result, as_json=as_json)
     return 0 if result.is_sound else KnowledgeBaseError.exit_code
+
+
+@kb_command.command("reembed", short_help="Embed all passages with another embedder.")
+@click.argument("name")
+@click.option("--embedder", required=True, metavar="EMBEDDER", help="An embedder in models.toml, a .gguf file or a folder.")
+@options.models_file
+@options.as_json
+def reembed_command(name: str, embedder: str, settings: Settings, as_json: bool) -> None:
+    """Embed all passages of a knowledge base with another embedder, and switch to it at the end.
+
+    Until then, searches use the old vectors. If this is interrupted, they stay in use, and the same command goes on where it stopped.
+    Passages keep their numbers, tags and marks. Later searches use the new embedder if models.toml names it.
+
+    \b
+      localrag models pull bge-m3
+      localrag kb reembed notes --embedder bge-m3
+    """
+    with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+        other = open_embedder(settings, embedder)
+        try:
+            with render.Progress(f"reembed {shown(name)}") as progress:
+                result = knowledge_base.reembed(
+                    other,
+                    lambda done, total: progress("embedding", done, total),
+                    on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}."),
+                )
+            prepare_queries(other, settings, on_start=lambda: note("Converting the embedder to a faster format. This is done once."))
+        except KeyboardInterrupt:
+            raise InterruptedRunError("Interrupted.", hint="The old vectors are in use. Run the same command to continue.") from None
+    if as_json:
+        emit({"kb": shown(name), "embedder": embedder, **result.to_dict()})
+    elif result.num_embedded or not result.num_chunks:
+        note(f"{shown(name)}: embedded {counted(result.num_embedded, 'text')} with {embedder}, in {result.dim} dimensions.")
+    else:
+        note(f"{shown(name)} already uses {embedder}.")
 
 
 @kb_command.command("export", short_help="Write a knowledge base to a single file.")

@@ -1,4 +1,4 @@
-"""The commands models and tokens: list, fetch, verify and optimize the models of models.toml, and count tokens with one."""
+"""The commands models and tokens: list, recommend, fetch, verify and optimize the models of models.toml, and count tokens with one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import options, render
-from localrag.cli.terminal import emit, note
-from localrag.errors import ModelFileError, counted
+from localrag.cli.terminal import can_ask, emit, note
+from localrag.errors import ModelError, ModelFileError, TemplateError, counted
 from localrag.session import open_engine
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
+    from localrag.catalog.hub import HubFile, Listing
     from localrag.engine.optimize import Candidate, Comparison, Kept, Limits, Measured
+    from localrag.session.recommend import Candidate as ModelChoice
+    from localrag.session.recommend import Recommendation
     from localrag.types import ModelSpec
 
 
@@ -54,7 +57,8 @@ def optimize(
     as_json: bool,
 ) -> None:
     """Make and measure the candidates, show the comparison, and keep the best one if confirmed."""
-    from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, workshop  # noqa: PLC0415  # weight  # noqa: PLC0415  # weight
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+    from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, trained_for, workshop  # noqa: PLC0415  # weight
     from localrag.engine.sandbox import ensure_safe  # noqa: PLC0415  # weight
 
     weight_types = [check_type(each) for each in types]
@@ -63,6 +67,12 @@ def optimize(
     spec = catalog.model(name)
     source = catalog.open(spec)
     folder = settings.models_dir / "optimized"
+    trained = trained_for(read_header(source))
+    if trained is not None:
+        note(
+            f"Warning: {spec.name} seems to have been trained for its quantization ({trained}). Other types usually lose quality and "
+            "gain little."
+        )
     with workshop(folder) as stage:
         with render.Progress(f"optimize {spec.name}") as progress:
             bench = Bench(source, stage=stage, home=settings.home, progress=progress)
@@ -77,7 +87,7 @@ def optimize(
             file = keep(candidate.measured, folder, source=source, source_sha256=spec.sha256 or sha256_of(source))
     if as_json:
         facts = None if file is None or candidate is None else {**file.to_dict(), "models_toml": toml_lines(spec, candidate, file)}
-        emit(_comparison_facts(spec, compared, limits, facts))
+        emit({**_comparison_facts(spec, compared, limits, facts), "trained_for_quantization": trained})
     elif file is not None and candidate is not None:
         _show_kept(spec, candidate, file)
     elif compared.best is not None:
@@ -159,7 +169,7 @@ def _comparison_facts(spec: ModelSpec, compared: Comparison, limits: Limits, fil
 
 @click.group("models")
 def models_command() -> None:
-    """List, show, fetch, verify and optimize models, embedders and rerankers."""
+    """List, show, recommend, fetch, verify and optimize models, embedders and rerankers."""
 
 
 @models_command.command("list")
@@ -224,24 +234,236 @@ def _readable(value: object) -> str:
 def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[str, object]:
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
     from localrag.engine.memory import make_slot  # noqa: PLC0415  # weight
+    from localrag.session.opening import read_template  # noqa: PLC0415  # weight
 
     spec = catalog.model(name)
     info = read_header(catalog.locate(spec))
     slot = make_slot(info, n_ctx if n_ctx is not None else spec.n_ctx)
-    return {"model": spec.name, **info.to_dict(), "slot": slot.to_dict()}
+    source = read_template(spec.chat_template) if spec.chat_template is not None else info.chat_template
+    return {"model": spec.name, **info.to_dict(), "tool_calls": None if source is None else _tool_calls(source), "slot": slot.to_dict()}
+
+
+def _tool_calls(source: str) -> dict[str, object] | None:
+    """Return how models of a chat template write a tool call, and whether that is the template's own form; None for one that fails."""
+    from localrag.engine.template import JinjaChatTemplate  # noqa: PLC0415  # weight
+    from localrag.types import ToolCall  # noqa: PLC0415  # weight
+
+    try:
+        with JinjaChatTemplate(source) as template:
+            example = template.call_markup.written([ToolCall("tool", {"parameter": "value"}, "call00000")])
+            return {"known": template.knows_calls, "example": example}
+    except TemplateError:
+        return None
 
 
 @models_command.command("pull")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, metavar="[NAME|OWNER/REPO[:QUANT]]...")
 @options.models_file
-def pull_command(names: tuple[str, ...], settings: Settings) -> None:
-    """Fetch models, embedders and rerankers by NAME, by default the default model and embedder. An interrupted pull can be resumed."""
+@options.as_json
+def pull_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
+    """Fetch models, embedders and rerankers, by default the default model and embedder. An interrupted pull can be resumed.
+
+    \b
+      localrag models pull qwen3.5-4b
+      localrag models pull unsloth/Qwen3.5-9B-GGUF            lists the quantizations that it has
+      localrag models pull unsloth/Qwen3.5-9B-GGUF:Q4_K_M     fetches one, and adds it to models.toml in the home
+
+    A file of the hub is verified with the sha256 that the hub states, which is kept for later. A split file is fetched with all its parts.
+    """
     catalog = Catalog.load(settings)
-    specs = [catalog.entry(name) for name in names] or [catalog.model(), catalog.embedder()]
-    for spec in specs:
-        with render.Progress(spec.name) as progress:
-            path = catalog.pull(spec, progress)
-        click.echo(f"{spec.name}: {path}")
+    if not names and not as_json and can_ask():
+        options.offer_model(settings, None)
+        catalog = Catalog.load(settings)
+    specs = []
+    for name in names:
+        if name not in catalog.names() and (repo := _repository(name)) is not None:
+            if (spec := _choose_file(catalog, settings, *repo, as_json=as_json)) is None:
+                return
+            specs.append(spec)
+        else:
+            specs.append(catalog.entry(name))
+    paths = {spec.name: str(options.fetch(catalog, spec)) for spec in specs or [catalog.model(), catalog.embedder()]}
+    if as_json:
+        emit({"pulled": [{"name": name, "path": path} for name, path in paths.items()]})
+        return
+    for name, path in paths.items():
+        click.echo(f"{name}: {path}")
+
+
+_REPOSITORY = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}?)(?::(?P<quantization>[\w.-]{1,64}))?", re.ASCII)
+
+
+def _repository(text: str) -> tuple[str, str | None] | None:
+    """Read `owner/repo` or `owner/repo:QUANT`. None for anything else."""
+    match = _REPOSITORY.fullmatch(text)
+    if match is None or ".." in text or "--" in match["repo"] or text.endswith(".gguf"):
+        return None
+    return match["repo"], match["quantization"]
+
+
+def _choose_file(catalog: Catalog, settings: Settings, repo: str, quantization: str | None, *, as_json: bool) -> ModelSpec | None:
+    """Return the entry of a repository's file, added to the home's models.toml. Without a quantization, list what there is if several."""
+    from localrag.catalog import save_in_home  # noqa: PLC0415  # only for a repository
+
+    listing = catalog.listing(repo)
+    if not listing.files:
+        raise ModelError(f"{repo} holds no GGUF model.", hint="Look for a repository whose name ends with GGUF.", repo=repo)
+    if quantization is None and len(listing.files) > 1:
+        _show_listing(listing, settings, as_json=as_json)
+        return None
+    file = listing.files[0] if quantization is None else listing.choose(quantization)
+    spec = catalog.pulled_entry(listing, file)
+    if spec.name not in catalog.names():
+        where = save_in_home(settings, entry=spec)
+        note(f"Added [models.{json.dumps(spec.name)}] to {safe(str(where))}.")
+    return spec
+
+
+def _show_listing(listing: Listing, settings: Settings, *, as_json: bool) -> None:
+    """Show the files of a repository with their sizes, the window that fits here, and their speed."""
+    from localrag.session.recommend import judge_listing  # noqa: PLC0415  # weight
+
+    choices = judge_listing(listing, settings, on_measure=options.tell_measuring)
+    if as_json:
+        emit({"repo": listing.repo, "license": listing.license, "files": [_file_facts(*each) for each in choices]})
+        return
+    rows = [
+        (file.quantization, render.size(file.size_bytes), len(file.parts), *_figures_of(choice), choice.problem or "runs well")
+        for file, choice in choices
+    ]
+    columns = ("Quantization", "Size", "Parts", "Window", "First token", "Tokens/s", "Here")
+    render.table(columns, rows, right=columns[1:6])
+    note(f"License: {safe(listing.license or 'not stated')}. Fetch one with: localrag models pull {listing.repo}:{_suggested(choices)}")
+
+
+def _file_facts(file: HubFile, choice: ModelChoice) -> dict[str, object]:
+    facts = choice.to_dict()
+    kept = ("size_bytes", "n_ctx_train", "window", "needed_bytes", "first_token_s", "tokens_per_s", "problem")
+    return {"quantization": file.quantization, "parts": list(file.parts), **{name: facts[name] for name in kept}}
+
+
+def _suggested(choices: Sequence[tuple[HubFile, ModelChoice]]) -> str:
+    """The quantization to name in the hint: Q4_K_M if it runs, else the largest that does, else the smallest."""
+    good = [file.quantization for file, choice in choices if choice.problem is None]
+    return "Q4_K_M" if "Q4_K_M" in good else good[-1] if good else choices[0][0].quantization
+
+
+class Memory(click.ParamType[int]):
+    """An amount of memory such as `8GB`, in bytes."""
+
+    name = "size"
+    _UNITS: ClassVar = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  # click's signature
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmgt]i?)?b?", str(value).strip().lower(), re.ASCII)
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is not a size such as 8GB.", param, ctx)
+        return round(float(match[1]) * self._UNITS[match[2] or ""])
+
+
+@models_command.command("recommend")
+@click.option("--memory", "memory_bytes", type=Memory(), metavar="SIZE", help="Plan for a machine with this much memory, e.g. 8GB.")
+@click.option("--kb", metavar="NAME", help="Plan for questions to this knowledge base.")
+@click.option(
+    "--max-seconds",
+    type=options.Number(0, 86_400, min_open=True),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="Maximum time to the first token of an answer.",
+)
+@click.option(
+    "--min-speed",
+    type=options.Number(0),
+    default=5,
+    show_default=True,
+    metavar="TOKENS",
+    help="Minimum tokens per second of an answer. People read about 5.",
+)
+@click.option("--measure", "again", is_flag=True, help="Measure the speed of this machine again.")
+@options.models_file
+@options.as_json
+def recommend_command(
+    memory_bytes: int | None, kb: str | None, max_seconds: float, min_speed: float, again: bool, settings: Settings, as_json: bool
+) -> None:
+    """Compare the models of models.toml on this machine, and recommend the largest that fits and is fast enough.
+
+    \b
+      localrag models recommend
+      localrag models recommend --kb handbook --max-seconds 10
+      localrag models recommend --memory 8GB
+
+    Times are for a typical question: its evidence is the median of the questions recorded so far. They are estimated from the speed of
+    llama.cpp on this machine, or measured if the model already ran here. --memory keeps the speed of this machine.
+    """
+    from localrag.session.opening import open_knowledge_base  # noqa: PLC0415  # weight
+    from localrag.session.recommend import Limits, recommend  # noqa: PLC0415  # weight
+
+    limits = Limits(first_token_s=max_seconds, tokens_per_s=min_speed)
+    if kb is not None:
+        with open_knowledge_base(kb, settings=settings) as knowledge_base:
+            kb = knowledge_base.name
+    found = recommend(settings, memory_bytes=memory_bytes, kb=kb, limits=limits, again=again, on_measure=options.tell_measuring)
+    if as_json:
+        emit(found.to_dict())
+        return
+    rows = [
+        (
+            each.name,
+            render.size(each.size_bytes) + _mark(each, "size_bytes"),
+            "yes" if each.is_here else "no",
+            *_figures_of(each),
+            (each.license or "") + _mark(each, "license"),
+            each.problem or ("recommended" if each is found.best else "runs well"),
+        )
+        for each in found.candidates
+    ]
+    columns = ("Name", "Size", "Here", "Window", "First token", "Tokens/s", "License", "On this machine")
+    render.table(columns, rows, right=("Size", "Window", "First token", "Tokens/s"))
+    _explain(found)
+
+
+def _mark(choice: ModelChoice, field: str) -> str:
+    return " ?" if field in choice.unverified else ""
+
+
+def _figures_of(choice: ModelChoice) -> tuple[str, str, str]:
+    """The window, seconds to the first token and tokens per second of a model, with ~ for estimates."""
+    window = f"{choice.window:,}" if choice.window else ""
+    if choice.first_token_s is None or choice.tokens_per_s is None:
+        return window, "", ""
+    about = "" if choice.is_measured else "~"
+    return window, f"{about}{choice.first_token_s:.{1 if choice.first_token_s < 10 else 0}f} s", f"{about}{choice.tokens_per_s:.1f}"
+
+
+def _explain(found: Recommendation) -> None:
+    """Say what the table assumes, and what to do."""
+    from localrag.engine.attention import BUSY_CORES  # noqa: PLC0415  # weight
+
+    where = "on the GPU" if found.on_gpu else "for the model, of the memory given" if found.is_planned else "free"
+    note(
+        f"{render.size(found.available_bytes)} of memory {where}. A prompt of {found.workload.prompt_tokens:,} tokens, with "
+        f"{found.workload.evidence_tokens:,} of evidence: {found.workload.origin}. ~ is estimated from the speed of this machine. "
+        "? could not be checked."
+    )
+    if found.busy_cores >= BUSY_CORES:
+        note(
+            f"Other programs kept {found.busy_cores:.1f} cores busy, so this machine was measured slower than it is. When they are done, "
+            "run this again."
+        )
+    if found.best is None:
+        note(f"No recommendation: {found.why}.")
+    elif found.best.is_here:
+        note(
+            f"Recommended: {found.best.name}, {found.why}. It is here: use --model {found.best.name}, or set default_model in models.toml."
+        )
+    else:
+        note(f"Recommended: {found.best.name}, {found.why}. Fetch it with: {found.command}")
+    slower = [each for each in found.candidates if found.best is not None and each.size_bytes > found.best.size_bytes and each.window]
+    if slower:
+        note(f"Larger ones fit but are slower, up to {slower[-1].name}. To allow that: --max-seconds and --min-speed.")
 
 
 @models_command.command("verify")
@@ -256,11 +478,13 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
     if as_json:
         emit({"results": [result.to_dict() for result in results]})
     else:
-        words = {True: "ok", False: "DIFFERS", None: "models.toml has no sha256"}
+        words = {True: "ok", False: "DIFFERS", None: "no sha256 to compare with"}
         render.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])
     wrong = [result.name for result in results if result.ok is False]
     if wrong and not as_json:
-        raise ModelFileError(f"{', '.join(wrong)} differs from models.toml.", hint=f"localrag models pull {wrong[0]}")
+        raise ModelFileError(
+            f"{', '.join(wrong)} differs from what models.toml or the hub stated.", hint=f"localrag models pull {wrong[0]}"
+        )
     if wrong:
         raise click.exceptions.Exit(ModelFileError.exit_code)
 

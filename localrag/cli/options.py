@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
 
 import click
 
 from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import STANDARD_INPUT, InputFile, read_source
-from localrag.cli.terminal import claimed_stdin, is_stdin_claimed, note
-from localrag.errors import UsageError, counted
+from localrag.cli.terminal import can_ask, claimed_stdin, is_stdin_claimed, note
+from localrag.errors import LocalragError, ModelNotFoundError, UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
@@ -37,8 +37,13 @@ from localrag.settings import (
     expanded,
     named_default_model,
 )
-from localrag.text.sanitize import one_line
+from localrag.text.sanitize import one_line, safe
 from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
+
+if TYPE_CHECKING:
+    from localrag.catalog import Catalog
+    from localrag.session.recommend import Candidate
+    from localrag.types import ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DEFAULTS = "localrag.defaults"
@@ -298,13 +303,16 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
 
 
 def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
-    """Return a function that opens a session with these options. UsageError for an option that needs --kb without it."""
+    """Return a function that opens a session with these options. UsageError for an option that needs --kb without it.
+
+    On a terminal, the function offers to fetch a missing model.
+    """
     for option, is_given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
         if is_given and not asking["kbs"]:
             raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
         raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a cross-encoder.")
-    return partial(
+    open_it = partial(
         Session.open,
         asking["model"],
         kbs=asking["kbs"],
@@ -317,6 +325,76 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
         keep=keep,
         settings=asking["settings"],
     )
+
+    def open_session() -> Session:
+        try:
+            return open_it()
+        except ModelNotFoundError:
+            if not offer_model(asking["settings"], asking["model"]):
+                raise
+            return open_it()
+
+    return open_session
+
+
+def offer_model(settings: Settings, model: str | None) -> bool:
+    """Offer to fetch the model that a command needs, if it is in models.toml but not on this machine. Returns whether it was fetched.
+
+    For the default model that ships, the recommended one is offered, and becomes the default in the home. One key decides. Without a
+    terminal, or if the user declines, raises ModelNotFoundError with the command that fetches it.
+    """
+    from localrag.catalog import Catalog, save_in_home  # noqa: PLC0415  # only if a model is missing
+
+    if model == "echo":
+        return False
+    catalog = Catalog.load(settings)
+    spec = catalog.model(model)
+    if spec.kind == "path" or catalog.is_here(spec):
+        return False
+    choice = None
+    if model is None and catalog.default_ships:
+        with suppress(LocalragError):  # without a recommendation, the default itself is offered
+            from localrag.session.recommend import recommend  # noqa: PLC0415  # weight
+
+            choice = recommend(settings, on_measure=tell_measuring if can_ask() else lambda: None).best
+    wanted = spec if choice is None else catalog.model(choice.name)
+    what = wanted.name if choice is None else f"{wanted.name} ({_in_short(choice)})"
+    missing = ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {what}", name=spec.name)
+    if not can_ask():
+        raise missing
+    fetches = choice is None or not choice.is_here
+    note(f"{spec.name} is not on this machine. {'To fetch' if choice is None else 'Recommended here'}: {what}.")
+    deeds = [*(["fetch it"] if fetches else []), *(["make it your default"] if choice is not None else [])]
+    note(f"Press Enter to {' and '.join(deeds)}, or any other key to stop.")
+    if click.getchar() not in {"\r", "\n", "y", "Y"}:
+        raise missing
+    fetch(catalog, wanted)
+    if choice is not None:
+        where = save_in_home(settings, default_model=wanted.name)
+        note(f"{wanted.name} is now the default model ({safe(str(where))}).")
+    return True
+
+
+def tell_measuring() -> None:
+    """Say why a recommendation takes some seconds."""
+    note("Measuring the speed of this machine…")
+
+
+def _in_short(choice: Candidate) -> str:
+    from localrag.cli import render  # noqa: PLC0415  # only here
+
+    facts = [render.size(choice.size_bytes), f"license {choice.license}" if choice.license else ""]
+    if choice.first_token_s is not None and choice.tokens_per_s is not None:
+        facts.append(f"about {choice.first_token_s:.0f} s to the first token, then {choice.tokens_per_s:.0f} tokens/s")
+    return ", ".join(filter(None, facts))
+
+
+def fetch(catalog: Catalog, spec: ModelSpec) -> Path:
+    """Fetch a model or embedder with its progress on stderr; the path of its file."""
+    from localrag.cli import render  # noqa: PLC0415  # only here
+
+    with render.Progress(spec.name) as progress:
+        return catalog.pull(spec, progress)
 
 
 seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Random seed. The same seed gives the same text.  [default: 0]")

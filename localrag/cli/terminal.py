@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -282,6 +283,15 @@ def _clipboard_tools() -> Iterator[tuple[list[str], str]]:
 
 
 REFRESHES_PER_S = 8
+
+
+def can_ask() -> bool:
+    """Whether a person is there to press a key: a terminal, no --json, and not a background thread."""
+    context = click.get_current_context(silent=True)
+    as_json = context is not None and context.params.get("as_json")
+    if as_json or threading.current_thread() is not threading.main_thread():
+        return False
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty())
 
 
 def silence_keys() -> Callable[[], None]:

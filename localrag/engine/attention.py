@@ -1,25 +1,29 @@
-"""Choose the faster attention kernel for this processor: llama.cpp's flash attention or plain attention.
+"""Measure this processor with generated models: which attention kernel is faster, and how fast it evaluates weights.
 
-Neither wins everywhere. On one x86 machine flash attention speeds up prefill by a factor of 1.4. On another, whose compiler turned table
-look-ups into slow gathers, it halves the decoding speed. A context cannot switch kernels, so the choice is measured once, on a generated
-model with a single thin layer, where attention takes nearly all of the time. The measurement takes about a second. The result is saved in
-the home for this processor and this build of llama.cpp.
+Neither flash attention nor plain attention wins everywhere. On one x86 machine flash attention speeds up prefill by a factor of 1.4. On
+another, whose compiler turned table look-ups into slow gathers, it halves the decoding speed. A context cannot switch kernels, so the
+choice is measured once, with a single thin layer, where attention takes nearly all of the time. The measurement takes about a second. The
+result is saved in the home for this processor and this build of llama.cpp. So is the speed of the machine (`machine_speed`), from which the
+time of models that are not here yet is predicted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import library
+from localrag.engine.speed import MAX_KEPT, MachineSpeed
 from localrag.engine.threads import ThreadGovernor
-from localrag.files import replace_text
+from localrag.files import JsonCache, replace_text
 from localrag.types import SamplingParams
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
@@ -128,3 +132,111 @@ def _write_thin_model(path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+_MACHINE_FILE = "machine.json"
+_WIDE, _FEED_FORWARD, _LAYERS = 2048, 8192, 4
+_PROMPT, _PIECE, _STEPS = 768, 256, 8
+_MAX_PREFILL_SLOPE = 2e-3
+_Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
+BUSY_CORES = 0.5
+"""From this load of other programs on, a measurement says more of them than of the machine, and is not saved."""
+
+
+def machine_speed(
+    home: Path, governor: ThreadGovernor, on_measure: Callable[[], None] = lambda: None, *, again: bool = False
+) -> MachineSpeed:
+    """Return the saved speed of this machine and build of llama.cpp, or measure it (`again`) in two to five seconds.
+
+    `on_measure` is called before a measurement. It is not saved if other programs keep the machine busy. An unwritable home is ignored.
+    EngineError if llama.cpp is not installed or out of memory.
+    """
+    key = machine_key(governor.num_cores)
+    cache = JsonCache(home / _MACHINE_FILE, most=MAX_KEPT)
+    match None if again else cache.read().get(key):
+        case [float(prefill), float(slope), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
+            if 0 <= slope <= _MAX_PREFILL_SLOPE:
+                return MachineSpeed(prefill, slope, decode)
+    on_measure()
+    speed = _measure_machine(governor.measure, flash=flash_attention(home, governor))
+    if governor.busy_cores < BUSY_CORES:
+        cache.put(key, list(astuple(speed)))
+    return speed
+
+
+def machine_key(num_cores: int) -> str:
+    """A key of this machine and build of llama.cpp, under which `machine.json` has its speed."""
+    return f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {num_cores}"
+
+
+def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineSpeed:
+    """Time a prompt and some steps of a generated model, larger than the processor's caches. The fastest step counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.gguf"
+        num_weights, num_bytes = _write_wide_model(path)
+        model = LlamaModel(path)
+        try:
+            context = LlamaContext(model, num_cells=1024, batch_tokens=_PIECE, num_threads=num_threads, flash_attention=flash)
+            try:
+
+                def decode(num_tokens: int, position: int) -> float:
+                    """Evaluate so many tokens from a position on; the seconds."""
+                    started, last = time.perf_counter(), num_tokens - 1
+                    context.decode([(token % _VOCAB, position + token, 0, token == last) for token in range(num_tokens)])
+                    context.sample(0, last)  # waits for the result
+                    return time.perf_counter() - started
+
+                context.begin(0, [], SamplingParams())
+                decode(1, 0)  # pages the weights in
+                first_s, *_, last_s = (decode(_PIECE, 1 + start) / _PIECE for start in range(0, _PROMPT, _PIECE))
+                step_s = min(decode(1, 1 + _PROMPT + step) for step in range(_STEPS))
+            finally:
+                context.close()
+        finally:
+            model.close()
+    kv_bytes = _PROMPT * _LAYERS * _KV_HEADS * (_WIDE // _HEADS) * 2 * 2
+    # The cost of a token is a straight line over its depth; the two pieces are measured at the middle of each.
+    first, last = _PIECE / 2, _PROMPT - _PIECE / 2
+    rise = (last_s - first_s) / (last - first)
+    slope = min(max(0.0, rise / max(first_s - rise * first, 1e-9)), _MAX_PREFILL_SLOPE)
+    return MachineSpeed(num_weights * (1.0 + slope * first) / first_s, slope, (num_bytes + kv_bytes) / step_s)
+
+
+def _write_wide_model(path: Path) -> tuple[int, int]:
+    """Write a Llama model of four layers with random weights in Q4_K. Returns the number of its weights and their bytes."""
+    import numpy as np  # noqa: PLC0415  # heavy import
+    from gguf import GGMLQuantizationType, GGUFWriter  # noqa: PLC0415  # heavy import
+
+    head_size = _WIDE // _HEADS
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(_VOCAB)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(_WIDE)
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_block_count(_LAYERS)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_KV_HEADS)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    shapes = {"attn_q": (_WIDE, _WIDE), "attn_k": (_KV_HEADS * head_size, _WIDE), "attn_v": (_KV_HEADS * head_size, _WIDE)}
+    shapes |= {"attn_output": (_WIDE, _WIDE), "ffn_gate": (_FEED_FORWARD, _WIDE), "ffn_up": (_FEED_FORWARD, _WIDE)}
+    shapes |= {"ffn_down": (_WIDE, _FEED_FORWARD)}
+    rng = np.random.default_rng(0)
+    scales = np.array([1e-4, 1e-4], np.float16).view(np.uint8)  # of each block: small, so that no activation overflows
+    writer.add_tensor("token_embd.weight", rng.uniform(-1, 1, (_VOCAB, _WIDE)).astype(np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(_WIDE, np.float32))
+    for name, (rows, columns) in shapes.items():
+        blocks = rng.integers(0, 256, (rows, columns // _Q4_K_WEIGHTS, _Q4_K_BYTES), np.uint8)
+        blocks[:, :, :4] = scales
+        for layer in range(_LAYERS):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", blocks.reshape(rows, -1), raw_dtype=GGMLQuantizationType.Q4_K)
+    for layer in range(_LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(_WIDE, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    num_weights = _LAYERS * sum(rows * columns for rows, columns in shapes.values())
+    return num_weights, num_weights // _Q4_K_WEIGHTS * _Q4_K_BYTES

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from localrag.engine.speed import Speed
@@ -23,27 +23,44 @@ PartOf = Callable[[int], Part]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The KV cache state after evaluating `token_ids`. Its last breakpoint is the end; a state of a shared context has no breakpoints."""
+    """The KV cache state after evaluating `token_ids`. Its last breakpoint is the end; a state of a shared context has no breakpoints.
+
+    `checkpoints` are those of a recurrent memory by number of tokens (see Memory). They are not stored on disk.
+    """
 
     token_ids: tuple[int, ...]
     breakpoints: tuple[int, ...]
     data: bytes | bytearray
+    checkpoints: Mapping[int, bytes] = field(default_factory=dict)
 
 
 class Memory(Protocol):
-    """The KV cache of a context. Every method checks positions; one that returns False has emptied the sequence."""
+    """The KV cache of a context. Every method checks positions; one that returns False has emptied the sequence.
+
+    A recurrent memory has one state for all tokens of a sequence, so the sequence can only be truncated where a checkpoint was taken. So
+    can one that was restored to a memory with sliding windows.
+    """
 
     num_cells: int
     moves_cells: bool
-    """True for models with sliding windows or recurrent states: a restored state occupies different cells, so its results may round
-    differently, and a sequence cannot always be truncated."""
+    """True for models with sliding windows: a restored state occupies different cells, so its results may round differently, and holds only
+    the window, so it cannot be truncated."""
+    is_recurrent: bool
+    """True for models with recurrent layers, alone or beside attention."""
 
-    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool:
-        """Copy the first `num_tokens` tokens of `source` to `seq_id`, sharing the same cells."""
+    def copy(self, source: int, seq_id: int, num_tokens: int, checkpoint: bytes | None = None, /) -> bool:
+        """Copy the first `num_tokens` tokens of `source` to `seq_id`, sharing the same cells.
+
+        Less than the whole of such a sequence needs its `checkpoint` there.
+        """
         ...
 
-    def cut(self, seq_id: int, num_tokens: int, /) -> bool:
-        """Truncate a sequence to its first `num_tokens` tokens."""
+    def cut(self, seq_id: int, num_tokens: int, checkpoint: bytes | None = None, /) -> bool:
+        """Truncate a sequence to its first `num_tokens` tokens. Such a sequence needs its `checkpoint` there."""
+        ...
+
+    def checkpoint(self, seq_id: int, /) -> bytes:
+        """Return the state of the recurrent layers at the end of a sequence, or the window of those that slide."""
         ...
 
     def save(self, seq_id: int, /) -> bytes:

@@ -11,7 +11,7 @@ from typing import Self
 
 from localrag.engine.backend import MAX_SEQUENCES, MakeRunner, Runner, State
 from localrag.engine.jobs import Sequence
-from localrag.engine.kv_cache import ExclusiveCells, HostSwap, SharedCells
+from localrag.engine.kv_cache import SHARE_OF_FREE, Checkpoints, ExclusiveCells, HostSwap, SharedCells, slot_of
 from localrag.errors import EngineError
 from localrag.text.thinking import Part
 from localrag.text.tokens import Tokenizer
@@ -111,6 +111,10 @@ BATCH_TOKENS = 512
 """Tokens per batch. Larger batches are not faster (measured), and more work is lost when one is cancelled."""
 KEPT_SEQUENCES = 8
 """Maximum number of finished sequences that a shared context keeps next to running ones, if there are enough cells."""
+KEPT_STATE_BYTES = 256 << 20
+"""Maximum size of their recurrent states. llama.cpp allocates one for each sequence id."""
+CHECKPOINT_BYTES = 1 << 30
+"""Maximum size of the checkpoints of a context, within a share of the free memory."""
 
 
 class Context:
@@ -132,29 +136,38 @@ class Context:
         *,
         host_swap: HostSwap,
         bytes_per_token: int,
+        state_bytes: int = 0,
         prompt_room: Callable[[int], int],
         most_kept: Callable[[], float],
     ) -> Self:
         """Create a context for up to `num_slots` concurrent sequences. See Scheduler for `prompt_room`, SharedCells for the swap options.
 
-        A token needs `bytes_per_token` in the KV cache. If memory has no room for a host swap as large as the cells, nothing is swapped out
-        only for speed.
+        A token needs `bytes_per_token` in the KV cache, a sequence `state_bytes` for recurrent layers. If memory has no room for a host
+        swap as large as the cells, nothing is swapped out only for speed.
         """
-        num_ids = num_sequence_ids(num_slots)
+        num_ids = num_sequence_ids(num_slots, state_bytes)
         runner = make_runner(num_cells, num_ids)
+        checkpoints = _make_checkpoints(runner)
         if num_slots == 1:
-            return cls(runner, ExclusiveCells(runner), num_slots=1, prompt_room=prompt_room)
+            return cls(runner, ExclusiveCells(runner, checkpoints=checkpoints), num_slots=1, prompt_room=prompt_room)
         from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: one sequence alone needs none of it
 
         is_large = host_swap.fit(runner.num_cells * bytes_per_token, available_memory())
-        cells = SharedCells(runner, num_sequences=num_ids, host_swap=host_swap, most_kept=most_kept if is_large else lambda: math.inf)
+        cells = SharedCells(
+            runner,
+            num_sequences=num_ids,
+            host_swap=host_swap,
+            most_kept=most_kept if is_large else lambda: math.inf,
+            checkpoints=checkpoints,
+        )
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @classmethod
     def make_repeatable(cls, make_runner: MakeRunner, num_cells: int) -> Self:
         """Create a context for one sequence at a time, whose results depend only on its tokens and breakpoints."""
         runner = make_runner(num_cells, 1, repeatable=True)
-        return cls(runner, ExclusiveCells(runner, repeatable=True), num_slots=1, prompt_room=lambda _: BATCH_TOKENS)
+        cells = ExclusiveCells(runner, repeatable=True, checkpoints=_make_checkpoints(runner))
+        return cls(runner, cells, num_slots=1, prompt_room=lambda _: BATCH_TOKENS)
 
     @property
     def single(self) -> ExclusiveCells | None:
@@ -189,11 +202,14 @@ class Context:
         if self.is_idle:
             self.runner.prepare()
         if self.single is None:
-            sequence.breakpoints = ()  # prefix sharing does not need them here, and full batches are faster
+            ends = (sequence.text_end,) if 0 < sequence.text_end < len(sequence.prompt_ids) else ()
+            sequence.marks = (*reversed(sequence.breakpoints), *ends)
+            # other memories resume anywhere, and full batches are faster
+            sequence.breakpoints = tuple(sorted({*sequence.marks})) if self.runner.is_recurrent else ()
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:
-        """Evaluate a batch. Returns False if it was cancelled: every sequence is then where it was, or at its beginning."""
+        """Evaluate a batch. Returns False if it was cancelled: each sequence is then where it was, at a checkpoint, or at its beginning."""
         runner, entries = self.runner, []
         for share in shares:
             sequence, slot = share.sequence, slot_of(share.sequence)
@@ -208,10 +224,8 @@ class Context:
                 self.cells.evaluated(share.sequence, share.token_ids)
             return True
         for share in shares:  # a cancelled batch may be half evaluated
-            runner.cut(slot_of(share.sequence), share.sequence.num_evaluated)
-            share.sequence.num_evaluated = runner.num_tokens(slot_of(share.sequence))
+            share.sequence.num_evaluated = self.cells.recover(share.sequence)
             share.sequence.num_cached_tokens = min(share.sequence.num_cached_tokens, share.sequence.num_evaluated)
-            self.cells.cut(share.sequence, share.sequence.num_evaluated)
         return False
 
     def sample(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> Piece:
@@ -221,14 +235,16 @@ class Context:
             sequence.watched_logits = runner.logits(index, sequence.watched)
         num_top = sequence.sampling.logprobs
         logprobs = None if num_top is None else runner.logprobs(index, num_top)
+        rules, thinking = sequence.sampling.call_rules, sequence.thinking
+        mark_ids = (frozenset() if rules is None else rules.shown_ids) | (frozenset() if thinking is None else thinking.mark_ids)
 
         def piece_of(token: int) -> bytes:
-            return tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+            return tokenizer.piece(token, special=token in mark_ids)
 
         def part_of(token: int) -> Part:
             return sequence.part_of(piece_of(token), is_end=tokenizer.is_end(token))
 
-        token = runner.sample(slot_of(sequence), index, part_of if sequence.thinking is not None else None)
+        token = runner.sample(slot_of(sequence), index, part_of if thinking is not None else None)
         is_end, piece = tokenizer.is_end(token), piece_of(token)
         if logprobs is not None and not is_end:
             top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
@@ -246,13 +262,18 @@ class Context:
         self.scheduler.release(sequence)
 
 
-def num_sequence_ids(num_slots: int) -> int:
-    """Number of sequence ids in a context for `num_slots` concurrent sequences, cached ones included."""
-    return 1 if num_slots == 1 else min(MAX_SEQUENCES, num_slots + KEPT_SEQUENCES)
+def num_sequence_ids(num_slots: int, state_bytes: int) -> int:
+    """Number of sequence ids in a context for `num_slots` concurrent sequences, cached ones included.
+
+    The recurrent layers of a sequence need `state_bytes`.
+    """
+    kept = min(KEPT_SEQUENCES, max(1, KEPT_STATE_BYTES // state_bytes)) if state_bytes else KEPT_SEQUENCES
+    return 1 if num_slots == 1 else min(MAX_SEQUENCES, num_slots + kept)
 
 
-def slot_of(sequence: Sequence) -> int:
-    """A sequence's id in the KV cache. Raises EngineError if it was not admitted."""
-    if sequence.slot is None:
-        raise EngineError("A sequence runs without a slot.")
-    return sequence.slot
+def _make_checkpoints(runner: Runner) -> Checkpoints:
+    if not runner.is_recurrent:
+        return Checkpoints(runner)
+    from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: other models need none of it
+
+    return Checkpoints(runner, max_bytes=min(CHECKPOINT_BYTES, available_memory() // SHARE_OF_FREE))

@@ -11,9 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from localrag.engine.backend import Backend
-from localrag.engine.context import BATCH_TOKENS, Context, Share, slot_of
+from localrag.engine.context import BATCH_TOKENS, Context, Share, num_sequence_ids
 from localrag.engine.jobs import CHAT, Job, Policy, Sequence
-from localrag.engine.kv_cache import HostSwap
+from localrag.engine.kv_cache import HostSwap, slot_of
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, LocalragError, TemplateError, UsageError
 from localrag.text.thinking import Thinking
@@ -137,6 +137,7 @@ class EngineCore:
             num_sequences,
             host_swap=self._host_swap,
             bytes_per_token=self.info.kv_bytes_per_token,
+            state_bytes=self.info.state_bytes,
             prompt_room=self._prompt_room,
             most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
         )
@@ -177,7 +178,8 @@ class EngineCore:
 
         needs = sorted(num_cells, reverse=True)[: 1 if policy.keeps == "shared" else policy.num_sequences]
         has = 0 if self.context is None else self.context.runner.num_cells
-        while len(needs) > 1 and has < sum(needs) and not plan(self.info, sum(needs), len(needs), situation=Situation(is_loaded=True)).fits:
+        num_ids = num_sequence_ids(policy.num_sequences, self.info.state_bytes)
+        while len(needs) > 1 and has < sum(needs) and not plan(self.info, sum(needs), num_ids, situation=Situation(is_loaded=True)).fits:
             needs.pop()
         self.reserve(max(has, sum(needs)), num_sequences=policy.num_sequences)
 
@@ -187,7 +189,8 @@ class EngineCore:
 
         if self.context is not None and self.context.serves(num_cells, self._min_sequences):
             return True
-        return plan(self.info, num_cells, self._min_sequences, situation=Situation(is_loaded=True)).fits
+        num_ids = num_sequence_ids(self._min_sequences, self.info.state_bytes)
+        return plan(self.info, num_cells, num_ids, situation=Situation(is_loaded=True)).fits
 
     def share_contexts(self) -> None:
         """From now on, create every context for at least two sequences, so that side prompts do not evict a conversation's prompt."""
@@ -200,7 +203,8 @@ class EngineCore:
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
 
         further = (policy.num_sequences - 1) * min(n_ctx, _FURTHER_CELLS)
-        while further and not plan(self.info, 2 * n_ctx + further, policy.num_sequences, situation=Situation(is_loaded=True)).fits:
+        num_ids = num_sequence_ids(policy.num_sequences, self.info.state_bytes)
+        while further and not plan(self.info, 2 * n_ctx + further, num_ids, situation=Situation(is_loaded=True)).fits:
             further //= 2
         self.reserve(n_ctx + further, num_sequences=policy.num_sequences)
 
@@ -308,14 +312,18 @@ class EngineCore:
         *,
         deadline: float | None = None,
         breakpoints: tuple[int, ...] = (),
+        text_end: int = 0,
         watched: tuple[int, ...] = (),
         thinking: Thinking | None = None,
     ) -> Sequence:
         """Queue a prompt in the reserved context.
 
         `breakpoints` are ascending positions within the prompt. In a context for one sequence, two prompts with a common prefix share its
-        evaluation up to their last common breakpoint. A `repeatable` prompt needs no reserved context: such prompts run one at a time in a
-        context of their own that grows as needed; if memory has no room for it, the sequence ends with an error.
+        evaluation up to their last common breakpoint. `text_end` is the position of the markup after the last text: in a context for
+        several sequences, a model with recurrent layers can resume there too.
+
+        A `repeatable` prompt needs no reserved context: such prompts run one at a time in a context of their own that grows as needed; if
+        memory has no room for it, the sequence ends with an error.
 
         `deadline` is in seconds on the clock of time.perf_counter. An answer ends with `finish_reason` "time" when its next token is
         expected after it. A prompt is evaluated whole and gives at least one token, unless that would take twice the time available when it
@@ -331,7 +339,14 @@ class EngineCore:
         if list(breakpoints) != sorted({position for position in breakpoints if 0 < position < len(prompt_ids)}):
             raise EngineError(f"The breakpoints of a prompt of {len(prompt_ids)} tokens must be ascending positions within it.")
         sequence = Sequence(
-            next(self._seq_ids), prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, watched=watched, thinking=thinking
+            next(self._seq_ids),
+            prompt_ids,
+            sampling,
+            deadline=deadline,
+            breakpoints=breakpoints,
+            text_end=text_end,
+            watched=watched,
+            thinking=thinking,
         )
         if sampling.repeatable:
             for context in self._contexts:

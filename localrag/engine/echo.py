@@ -22,7 +22,8 @@ from localrag.engine.template_layout import to_json_lines
 from localrag.errors import EngineError
 from localrag.text.thinking import ThinkingForm
 from localrag.text.tokens import ChatTemplate, Segment
-from localrag.types import Message, ModelInfo, SamplingParams, Slot, ToolSpec
+from localrag.text.tool_calls import PLAIN
+from localrag.types import Message, ModelInfo, SamplingParams, Slot, ToolCall, ToolSpec
 
 N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
@@ -80,6 +81,8 @@ class EchoTemplate:
     """ChatML without Jinja. Tools come first, as one line of JSON each."""
 
     thinking = None
+    call_markup = PLAIN
+    notes: tuple[str, ...] = ()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
         segments, text = [], ""
@@ -89,6 +92,9 @@ class EchoTemplate:
             segments += [Segment("<|im_end|>\n", tools=True)]
         for index, message in enumerate(messages):
             segments += [Segment(f"{text}<|im_start|>{message.role}\n"), Segment(message.content, index)]
+            for at, call in enumerate(message.tool_calls):
+                segments += [Segment("\n", call=index)] if at or message.content else []
+                segments += [Segment(call.text, is_content=True, call=index)]
             text = "<|im_end|>\n"
         return [*segments, Segment(f"{text}<|im_start|>assistant\n")]
 
@@ -136,6 +142,9 @@ class EchoRunner:
         answer, thought = _reply(prompt_ids, sampling.num_answer_tokens), ""
         if sampling.json_schema is not None and not (sampling.or_text and _CALL.search(answer) is None):
             answer = _as_json(str(sampling.json_schema), answer)
+            if sampling.call_rules is not None:
+                call = json.loads(answer)
+                answer = sampling.call_rules.written([ToolCall(call["name"], call["arguments"])])
         elif self._thinking is not None:
             thought = _thought(prompt_ids, self._thinking, answer)
         elif quoted := _quoting(answer, sampling):
@@ -196,14 +205,14 @@ class EchoRunner:
         self._answers.pop(seq_id)
         self._copies.pop(seq_id, None)
 
-    def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+    def copy(self, source: int, seq_id: int, num_tokens: int, _checkpoint: bytes | None = None) -> bool:
         self.cut(seq_id, 0)
         self._held[seq_id] = self._held[source][:num_tokens]
         for cell in self._held[seq_id]:
             cell.num_holders += 1
         return True
 
-    def cut(self, seq_id: int, num_tokens: int) -> bool:
+    def cut(self, seq_id: int, num_tokens: int, _checkpoint: bytes | None = None) -> bool:
         cells = self._held[seq_id]
         for cell in cells[num_tokens:]:
             cell.num_holders -= 1
@@ -211,7 +220,10 @@ class EchoRunner:
         del cells[num_tokens:]
         return True
 
-    moves_cells = False
+    moves_cells = is_recurrent = False
+
+    def checkpoint(self, _seq_id: int) -> bytes:
+        return b""
 
     def save(self, seq_id: int) -> bytes:
         return json.dumps([cell.token for cell in self._held[seq_id]]).encode()

@@ -97,6 +97,7 @@ class Driver:
             job.sampling,
             deadline=job.deadline,
             breakpoints=job.breakpoints,
+            text_end=job.text_end,
             watched=job.watched,
             thinking=job.thinking,
         )

@@ -22,6 +22,7 @@ from struct import error as struct_error
 from typing import NamedTuple
 
 from localrag.errors import ModelFileError, counted
+from localrag.files import split_parts
 from localrag.types import ModelInfo
 
 MAX_KEYS = 4096
@@ -39,7 +40,7 @@ CONVERT_IT = "Give the path of a little-endian GGUF file of version 2 or 3; llam
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
 
-UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
+UINT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 2, 4, 5, 6, 7, 8, 9
 # GGUF value type -> its name and layout (for a string, the layout of the length before the text)
 VALUE_TYPES = {
     0: ("uint8", Struct("<B")),
@@ -49,7 +50,7 @@ VALUE_TYPES = {
     UINT32: ("uint32", Struct("<I")),
     INT32: ("int32", Struct("<i")),
     FLOAT32: ("float32", Struct("<f")),
-    7: ("bool", Struct("<?")),
+    BOOL: ("bool", Struct("<?")),
     STRING: ("string", Struct("<Q")),
     10: ("uint64", Struct("<Q")),
     11: ("int64", Struct("<q")),
@@ -164,11 +165,43 @@ def read_header(path: Path) -> ModelInfo:
 
 
 def read_header_and_tensors(path: Path) -> tuple[ModelInfo, dict[str, Tensor]]:
-    """Like `read_header`, with the place of each tensor by name."""
+    """Like `read_header`, with the place of each tensor by name; for a split file, of the tensors in its first part."""
     buffer, file_bytes = _map(path)
     with buffer:
         header = parse(path, buffer, file_bytes)
+        _add_parts(header)
         return _model_info(header), header.tensors
+
+
+def _add_parts(header: Header) -> None:
+    """Check the other parts of a split file, which are beside its first part, and count their tensors and bytes in `header`.
+
+    llama.cpp opens all parts by the name of the first one. ModelFileError if a part is missing, damaged or not of this file.
+    """
+    count = header.integer("split.count", 0, 0xFFFF, type_=UINT16) or 1
+    if count == 1:
+        return
+    names = split_parts(header.path.name)
+    if header.integer("split.no", 0, 0xFFFF, type_=UINT16) or len(names) != count or names[0] != header.path.name:
+        first = names[0] if len(names) == count else f"NAME-00001-of-{count:05}.gguf"
+        raise header.error(
+            f"is one of {count} parts of a model.", hint=f"Name the first part, {first}, with the others beside it.", num_parts=count
+        )
+    expected, tensor_names = header.integer("split.tensors.count", 0, MAX_TENSORS, type_=INT32), set(header.tensors)
+    for number, name in enumerate(names[1:], start=1):
+        buffer, file_bytes = _map(header.path.with_name(name))
+        with buffer:
+            part = parse(header.path.with_name(name), buffer, file_bytes)
+            stands = [part.integer(key, 0, 0xFFFF, type_=UINT16) for key in ("split.no", "split.count")]
+        if stands != [number, count]:
+            raise part.error(f"is not part {number + 1} of {count} of {header.path.name}.", hint=GET_IT_AGAIN)
+        if not tensor_names.isdisjoint(part.tensors):
+            raise part.error(f"repeats tensors of another part of {header.path.name}.", hint=GET_IT_AGAIN)
+        tensor_names.update(part.tensors)
+        header.file_bytes += file_bytes
+    if expected is not None and expected != len(tensor_names):
+        raise header.error(f"claims {expected} tensors, but its {count} parts hold {len(tensor_names)}.", hint=GET_IT_AGAIN)
+    header.num_tensors = len(tensor_names)
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:
@@ -225,6 +258,8 @@ def _model_info(header: Header) -> ModelInfo:
         chat_template=header.text("tokenizer.chat_template", MAX_TEMPLATE_BYTES) or None,
         num_tensors=header.num_tensors,
         quantization=FILE_TYPES.get(file_type) if header.num_tensors and file_type is not None else None,
+        layer_kv=shape.layer_kv,
+        state_bytes=shape.state_bytes,
     )
 
 
@@ -233,10 +268,6 @@ def _check_language_model(header: Header) -> str:
     kind = header.text("general.type")
     if kind in ("adapter", "mmproj", "imatrix"):
         raise header.error(f"holds a part of a model ({kind}), not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
-    num_parts = header.integer("split.count", 0, 0xFFFF, type_=UINT16) or 1
-    if num_parts > 1:
-        hint = "Join the parts first: `llama-gguf-split --merge FIRST-PART OUTPUT`, a program of llama.cpp."
-        raise header.error(f"is one of {num_parts} parts of a model.", hint=hint, num_parts=num_parts)
     tokenizer_model = _identifier(header, "tokenizer.ggml.model")
     if tokenizer_model in (None, "none", "no_vocab"):
         raise header.error("holds no tokenizer (tokenizer.ggml.model), so it is not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
@@ -277,7 +308,10 @@ def _needed(header: Header, key: str, high: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sizes of a model. `num_heads` and `num_kv_heads` have one entry per layer; head sizes are the largest of all layers."""
+    """Sizes of a model. `num_heads` and `num_kv_heads` have one entry per layer; head sizes are the largest of all layers.
+
+    For `layer_kv` and `state_bytes`, see ModelInfo.
+    """
 
     num_layers: int
     embedding_length: int
@@ -285,6 +319,8 @@ class _Shape:
     num_kv_heads: tuple[int, ...]
     head_size_k: int
     head_size_v: int
+    layer_kv: tuple[tuple[int, int], ...]
+    state_bytes: int
 
 
 def _shape(header: Header, arch: str) -> _Shape:
@@ -294,27 +330,107 @@ def _shape(header: Header, arch: str) -> _Shape:
     num_kv_heads = header.integers(f"{arch}.attention.head_count_kv", num_layers, 0, MAX_HEADS)
     if num_kv_heads is None:
         num_kv_heads = num_heads
-    if header.num_tensors and not any(num_heads):
-        raise header.error(f"has no attention heads ({arch}.attention.head_count); localrag needs a model with attention.")
+    state_elements = _state_elements(header, arch, embedding_length, max(num_heads, default=0))
+    if header.num_tensors and not any(num_heads) and not state_elements:
+        raise header.error(f"has no attention heads ({arch}.attention.head_count) and no recurrent layers.")
     for heads, kv_heads in zip(num_heads, num_kv_heads, strict=False):
         if kv_heads and heads % kv_heads:
             raise header.error(f"has a layer of {heads} attention heads, which is not a multiple of its {kv_heads} KV heads.")
     usual = embedding_length // next(filter(None, num_heads), MAX_EMBEDDING_LENGTH)
+    size_k, size_v = (_head_sizes(header, f"{arch}.attention.{each}_length", usual, has_heads=any(num_heads)) for each in ("key", "value"))
+    recurrent = _recurrent_layers(header, arch, num_kv_heads) if state_elements else frozenset()
     return _Shape(
         num_layers=num_layers,
         embedding_length=embedding_length,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_size_k=_head_size(header, f"{arch}.attention.key_length", usual),
-        head_size_v=_head_size(header, f"{arch}.attention.value_length", usual),
+        head_size_k=max(size_k),
+        head_size_v=max(size_v),
+        layer_kv=_layer_kv(header, arch, num_kv_heads, size_k, size_v, frozenset() if arch in _BESIDE_ATTENTION else recurrent),
+        state_bytes=_STATE_ELEMENT_BYTES * state_elements * (len(recurrent) if num_kv_heads else num_layers),
     )
 
 
-def _head_size(header: Header, key: str, usual: int) -> int:
+def _head_sizes(header: Header, key: str, usual: int, *, has_heads: bool) -> tuple[int, int]:
+    """Return the size of a head in a layer that attends to all tokens, and in one with a sliding window."""
     size = header.integer(key, 1, MAX_HEAD_SIZE) or usual
-    if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
+    if header.num_tensors and has_heads and not 1 <= size <= MAX_HEAD_SIZE:
         raise header.error(f"implies heads of {size} elements; 1 to {MAX_HEAD_SIZE} are allowed.", value=size)
-    return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)
+    return size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or size
+
+
+_STATE_ELEMENT_BYTES = 4
+_BESIDE_ATTENTION = ("falcon-h1",)
+"""Architectures whose layers have attention and a recurrent state side by side."""
+_EVERY_NTH_ATTENDS = ("qwen3next", "qwen35", "qwen35moe")
+"""Architectures that say at which interval a layer with attention follows recurrent ones."""
+
+
+def _state_elements(header: Header, arch: str, embedding_length: int, num_heads: int) -> int:
+    """Return the number of elements of a sequence's state in each recurrent layer; 0 if the model has none.
+
+    It is a short convolution (LFM2), a linear attention (RWKV, Kimi), or a convolution and a state space (Mamba, gated delta nets).
+    """
+    conv, wkv, kernel, kda, inner, state, groups, shifts = (
+        header.integer(f"{arch}.{key}", 0, MAX_EMBEDDING_LENGTH) or 0
+        for key in (
+            "shortconv.l_cache",
+            "wkv.head_size",
+            "ssm.conv_kernel",
+            "kda.head_dim",
+            "ssm.inner_size",
+            "ssm.state_size",
+            "ssm.group_count",
+            "token_shift_count",
+        )
+    )
+    if conv:
+        return embedding_length * (conv - 1)
+    if wkv:
+        return embedding_length * (wkv + (shifts or 2))
+    if kda:
+        return num_heads * kda * (3 * max(0, kernel - 1) + kda)
+    return max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner
+
+
+def _recurrent_layers(header: Header, arch: str, num_kv_heads: tuple[int, ...]) -> frozenset[int]:
+    """Return the layers that keep a recurrent state, where `num_kv_heads` has an entry for each."""
+    count = len(num_kv_heads)
+    if arch in _BESIDE_ATTENTION:
+        return frozenset(range(count))
+    if arch in _EVERY_NTH_ATTENDS:
+        flags = header.flags(f"{arch}.attention.recurrent_layers", count)
+        interval = header.integer(f"{arch}.full_attention_interval", 1, MAX_LAYERS) or 4
+        stack = range(count - (header.integer(f"{arch}.nextn_predict_layers", 0, MAX_LAYERS) or 0))
+        return frozenset(layer for layer in stack if (flags[layer] if flags else (layer + 1) % interval))
+    widths = header.integers(f"{arch}.feed_forward_length", count, 0, MAX_EMBEDDING_LENGTH) if arch.startswith("nemotron_h") else None
+    return frozenset(layer for layer, heads in enumerate(num_kv_heads) if not heads and not (widths and widths[layer]))
+
+
+def _layer_kv(
+    header: Header,
+    arch: str,
+    num_kv_heads: tuple[int, ...],
+    size_k: tuple[int, int],
+    size_v: tuple[int, int],
+    recurrent: frozenset[int],
+) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of elements of a token's keys and of its values, in each layer that stores any.
+
+    An embedder whose tokens attend to later ones stores none. The last layers can share the keys and values of earlier ones, or predict
+    further tokens, which localrag does not use. In multi-head latent attention, values are computed from the stored keys.
+    """
+    if header.flag(f"{arch}.attention.causal") is False:
+        return ()
+    unused = sum(header.integer(f"{arch}.{key}", 0, MAX_LAYERS) or 0 for key in ("attention.shared_kv_layers", "nextn_predict_layers"))
+    is_latent = all(header.integer(f"{arch}.attention.{each}_length_mla", 0, MAX_HEAD_SIZE) for each in ("key", "value"))
+    slides = header.flags(f"{arch}.attention.sliding_window_pattern", len(num_kv_heads))
+    layers = []
+    for layer, heads in enumerate(num_kv_heads[: max(0, len(num_kv_heads) - unused)]):
+        if heads and layer not in recurrent:
+            keys, values = (max(sizes) if slides is None else sizes[slides[layer]] for sizes in (size_k, size_v))
+            layers.append((heads * keys, 0 if is_latent else heads * values))
+    return tuple(layers)
 
 
 def file_error(path: Path, problem: str, *, hint: str, **numbers: object) -> ModelFileError:
@@ -372,6 +488,22 @@ class Header:
             actual = f"{value.count} values of type {VALUE_TYPES[value.type][0]}"
             raise self.error(f"has {actual} under {clip(key)}, where one or {count} of type uint32 belong.", key=key, expected=count)
         return tuple(self._integer_at(key, value, index, low, high) for index in range(count))
+
+    def flag(self, key: str) -> bool | None:
+        """Return the boolean under `key`."""
+        value = self._single(key, BOOL)
+        return None if value is None else bool(self.buffer[value.start])
+
+    def flags(self, key: str, count: int) -> tuple[bool, ...] | None:
+        """Return the `count` booleans under `key`; None for a single value."""
+        value = self.values.get(key)
+        if value is None or value.count is None:
+            return None
+        if value.type not in (BOOL, UINT32, INT32) or value.count != count:
+            actual = f"{value.count} values of type {VALUE_TYPES[value.type][0]}"
+            raise self.error(f"has {actual} under {clip(key)}, where {count} of type bool belong.", key=key, expected=count)
+        layout = VALUE_TYPES[value.type][1]
+        return tuple(bool(layout.unpack_from(self.buffer, value.start + index * layout.size)[0]) for index in range(count))
 
     def number(self, key: str) -> float | None:
         """Return the float under `key`: finite, 0 or more."""

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localrag.errors import EngineError, UsageError
-from localrag.types import ToolSpec, schema_text
+from localrag.text.tool_calls import ID, NUMBER, CallMarkup, Fields
+from localrag.types import CallRules, ToolSpec, schema_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,10 @@ NO_TAG = "[none]"
 KELVIN = "\N{KELVIN SIGN}"
 """Equals a K where case is ignored."""
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+MAX_TEXT_LENGTH = 4096
+"""Largest maxLength that is enforced for a text that is not in a JSON string."""
+MAX_CALLS = 16
+"""Most calls in an answer: small models may repeat a call without end."""
 MAX_INTEGER = 10**15 - 1
 """Largest integer allowed. Some JSON parsers round larger ones."""
 MAX_DIGITS = 15
@@ -98,6 +103,194 @@ def _grammar(text: str, or_text: bool) -> str:  # noqa: FBT001  # lru_cache
     except EngineError:
         raise _refused("no text is valid under it", schema) from None
     return grammar
+
+
+def grammar_of_calls(schema: str, markup: CallMarkup, special_texts: Sequence[tuple[str, int]] = (), *, or_text: bool = False) -> str:
+    """Return the grammar of an answer that makes calls in a model's own form.
+
+    `schema` is that of a call, from `schema_of_calls`. `special_texts` are the control tokens of the vocabulary, which the form may
+    contain. With `or_text`, the answer may also be any text, before calls or instead of them. UsageError for a schema that cannot be
+    enforced.
+    """
+    controls = {text: token for text, token in special_texts if text}
+    return _call_grammar(schema, markup, tuple(controls.items()), or_text)
+
+
+@functools.lru_cache(maxsize=32)
+def _call_grammar(schema: str, markup: CallMarkup, controls: tuple[tuple[str, int], ...], or_text: bool) -> str:  # noqa: FBT001  # lru_cache
+    from llguidance import LLMatcher  # noqa: PLC0415  # heavy
+
+    lark = _CallGrammar(json.loads(schema), markup, dict(controls)).text(or_text=or_text)
+    grammar = str(LLMatcher.grammar_from_lark(lark))
+    if problem := LLMatcher.validate_grammar(grammar):
+        raise _refused(problem, json.loads(schema))
+    return grammar
+
+
+class _CallGrammar:
+    """Writes the rules of calls in a markup."""
+
+    def __init__(self, schema: Mapping[str, Any], markup: CallMarkup, controls: Mapping[str, int], prefix: str = "") -> None:
+        self._schema = schema
+        self._markup = markup
+        self._prefix = prefix
+        self._controls = controls
+        ordered = sorted((text for text in controls if any(text in literal for literal in markup.literals)), key=len, reverse=True)
+        self._pieces = re.compile("|".join([*map(re.escape, ordered), f"[{NUMBER}{ID}]"]))
+        self._definitions = schema.get("$defs", {})
+        self._calls = [each["properties"] for each in schema.get("anyOf", [schema])]
+        self._rules: list[str] = []
+
+    def text(self, *, or_text: bool) -> str:
+        """Return the whole grammar."""
+        self._write_calls()
+        start = self._start() if or_text else f"start: {self._opener} {self._prefix}calls"
+        return "\n".join([start, "ANY: /(?s:.*)/", *self._rules])
+
+    @property
+    def _opener(self) -> str:
+        return self._literal(self._markup.opens + self._markup.start)
+
+    def _write_calls(self) -> None:
+        markup, prefix = self._markup, self._prefix
+        names = [(name, each["arguments"]) for each in self._calls for name in each["name"].get("enum", [each["name"].get("const")])]
+        for number, (name, arguments) in enumerate(names):
+            before, end = self._literal(name + markup.named), self._literal(markup.end)
+            self._rules.append(f"{prefix}call{number}: {before} {self._arguments(arguments, number)} {end}")
+        again = "" if markup.between is None else f"({self._literal(markup.between + markup.start)} {prefix}call){{0,{MAX_CALLS - 1}}}"
+        self._rules += [
+            f"{prefix}call: {' | '.join(f'{prefix}call{number}' for number in range(len(names)))}",
+            f"{prefix}calls: {prefix}call {again} {self._literal(markup.closes)}",
+        ]
+
+    def _start(self) -> str:
+        """Return the rule of an answer that may be text."""
+        markup, opener = self._markup, self._opener
+        begins = markup.opens + markup.start
+        if markup.text:
+            return f"start: {opener} calls | {self._literal(markup.text)} ANY"
+        if not begins:
+            return "start: calls"
+        if self._pieces.match(begins):
+            return f"start: ANY {opener} calls | ANY"
+        first = _mark_of(self._pieces.split(begins)[0])
+        if not markup.is_anywhere:
+            other = self._other_form()
+            free = "|".join([f"{_in_regex(first[0])}(?s:.*)", *(f"{_in_regex(mark)}(?s:.*)" for mark, _ in other)])
+            self._rules.append(f"FREE: /(?s:.*)/ & ~/{free}/")
+            return f"start: {opener} calls | FREE" + "".join(f" | {rule}" for _, rule in other)
+        self._rules += [f"FREE: /(?s:.*)/ & ~/(?s:.*{_in_regex(first)}.*)/", f"before[lazy]: ANY {json.dumps(first, ensure_ascii=False)}"]
+        return f"start: before {self._literal(begins[len(first) :])} calls | FREE"
+
+    def _other_form(self) -> list[tuple[str, str]]:
+        """Write the rules of the other form. Return what it begins with and its rule; [] without one."""
+        markup = self._markup.or_else
+        if markup is None:
+            return []
+        other = _CallGrammar(self._schema, markup, self._controls, "other")
+        first = _mark_of(other._pieces.split(markup.opens + markup.start)[0])
+        if not first:
+            return []
+        other._write_calls()
+        self._rules += other._rules
+        return [(first, f"{other._opener} othercalls")]
+
+    def _literal(self, text: str) -> str:
+        """Return a sequence of strings and control tokens."""
+        pieces, position = [], 0
+        for match in self._pieces.finditer(text):
+            pieces += [json.dumps(text[position : match.start()], ensure_ascii=False)] if match.start() > position else []
+            pieces.append(_VARIABLES.get(match[0]) or f"<[{self._controls[match[0]]}]>")
+            position = match.end()
+        pieces += [json.dumps(text[position:], ensure_ascii=False)] if position < len(text) else []
+        return " ".join(pieces) or '""'
+
+    def _arguments(self, schema: Mapping[str, Any], number: int) -> str:
+        """Return the name of the rule of a call's arguments."""
+        name = f"{self._prefix}arguments{number}"
+        if self._markup.fields is None:
+            self._rules.append(f"{name}: {self._json(schema)}")
+        else:
+            self._with_fields(name, schema, self._markup.fields)
+        return name
+
+    def _json(self, schema: Mapping[str, Any] | bool) -> str:  # noqa: FBT001  # a JSON schema
+        if not isinstance(schema, dict):
+            schema = {}
+        whole = {**schema, "$defs": self._definitions} if self._definitions else schema
+        is_open = any(_mixes_properties(each) for _, each in _subschemas(whole))
+        return f"%json {json.dumps({**_adapted(whole, is_open=is_open), 'x-guidance': _JSON})}"
+
+    def _with_fields(self, name: str, schema: Mapping[str, Any], form: Fields) -> None:
+        """Write the rules of fields: in the order of the schema, each at most once, and the required ones."""
+        properties, required = schema.get("properties"), set(schema.get("required", ()))
+        if not properties:
+            key = f"{self._literal(form.key)} /[A-Za-z0-9_.$-]{{1,64}}/"
+            between = self._literal(form.between)
+            self._rules += [
+                f"{name}: ({name}f ({between} {name}f)*)?",
+                f"{name}f: {key} {self._text(name, form)} | {key} {self._other(form, {})}",
+            ]
+            return
+        self._rules.append(f"{name}: {name}s0x0")
+        keys = list(properties)
+        for at, key in enumerate(keys):
+            value = self._field(f"{name}v{at}", key, properties[key], form)
+            for has_begun in (0, 1):
+                between = self._literal(form.between) if has_begun else '""'
+                skip = "" if key in required else f" | {name}s{at + 1}x{has_begun}"
+                self._rules.append(f"{name}s{at}x{has_begun}: {between} {value} {name}s{at + 1}x1{skip}")
+        self._rules += [f'{name}s{len(keys)}x{has_begun}: ""' for has_begun in (0, 1)]
+
+    def _field(self, name: str, key: str, schema: object, form: Fields) -> str:
+        schema = schema if isinstance(schema, dict) else {}
+        before = self._literal(form.key + key)
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if choices and is_text(schema):
+            value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)})"
+            self._rules.append(f"{name}: {before} {self._literal(form.opens_text)} {value} {self._literal(form.closes_text)}")
+        elif is_text(schema):
+            self._rules.append(f"{name}: {before} {self._text(name, form, schema.get('maxLength'))}")
+        else:
+            self._rules.append(f"{name}: {before} {self._other(form, schema)}")
+        return name
+
+    def _text(self, name: str, form: Fields, max_length: object = None) -> str:
+        """Return the rule of a text: it ends at the first text that closes it."""
+        text = "ANY"
+        if isinstance(max_length, int) and 0 < max_length <= MAX_TEXT_LENGTH:
+            text = f"{name.upper()}TEXT"
+            self._rules.append(f"{text}: /(?s:.{{0,{max_length}}})/")
+        opens, first = self._literal(form.opens_text), self._pieces.split(form.closes_text)[0]
+        if not first:
+            return f"{opens} {text} {self._literal(form.closes_text)}"
+        self._rules.append(f"{name}t[lazy]: {text} {json.dumps(first, ensure_ascii=False)}")
+        return f"{opens} {name}t {self._literal(form.closes_text[len(first) :])}"
+
+    def _other(self, form: Fields, schema: Mapping[str, Any]) -> str:
+        return f"{self._literal(form.opens_json)} {self._json(schema)} {self._literal(form.closes_json)}"
+
+
+def is_text(schema: object) -> bool:
+    """Tell whether the values of a parameter are texts, so that fields hold them as they are."""
+    if not isinstance(schema, dict):
+        return False
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return schema.get("type") == "string" or bool(choices and all(isinstance(each, str) for each in choices))
+
+
+_VARIABLES = {NUMBER: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/"}
+
+
+def _mark_of(text: str) -> str:
+    """Return the tag that a text begins with, or else all of it: text of an answer may not contain it."""
+    found = re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", text)
+    return found[0] if found else text
+
+
+def _in_regex(text: str) -> str:
+    """Return a regular expression for a text, between slashes."""
+    return re.escape(text).replace("/", "\\/").replace("\n", "n")
 
 
 def _map_children(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -190,6 +383,13 @@ class Vocabulary:
     ) -> Matcher:
         """Return a matcher for an answer that cites these labels and may quote; see CitingMatcher."""
         return CitingMatcher(self, labels, max_tokens, dict(quotes), is_first=is_first)
+
+    def calling_matcher(self, rules: CallRules, labels: tuple[str, ...], max_tokens: int, *, is_first: bool = False) -> Matcher:
+        """Return a matcher for an answer that calls tools by these rules, or cites these labels."""
+        cites = CitingMatcher(self, labels, max_tokens, is_first=is_first)
+        opener = rules.opener[:1].encode()
+        openers = rules.opener_ids or frozenset(at for at, piece in enumerate(self.pieces) if piece.lstrip()[:1] == opener)
+        return CallingMatcher(self, rules.grammar, cites, openers, is_either=not rules.opener_ids)
 
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
@@ -381,6 +581,42 @@ class CitingMatcher(Matcher):
 def _has_word(piece: bytes) -> bool:
     """Whether a piece of text has a letter or a digit, or a part of one outside of ASCII."""
     return any(byte >= 0x80 or chr(byte).isalnum() for byte in piece)
+
+
+class CallingMatcher(Matcher):
+    """A position in an answer that calls tools, or is text that cites.
+
+    `grammar` allows calls and any text; `cites` limits the text. A token of `openers` begins a call, which ends the text. With
+    `is_either`, an answer is calls or text, so only its first token can begin a call.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, grammar: str, cites: CitingMatcher, openers: frozenset[int], *, is_either: bool) -> None:
+        super().__init__(vocabulary, grammar)
+        self._cites: CitingMatcher | None = cites
+        self._openers = openers
+        self._is_either = is_either
+
+    def allows(self, token: int) -> bool:
+        return super().allows(token) and (self._cites is None or token in self._openers or self._cites.allows(token))
+
+    def allowed(self) -> NDArray[np.bool_]:
+        mask = super().allowed()
+        if self._cites is None:
+            return mask
+        text = self._cites.allowed()
+        text[list(self._openers)] = True
+        return mask & text
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if self._cites is None:
+            return
+        if token in self._openers:
+            self._cites = None
+            return
+        self._cites.accept(token)
+        if self._is_either:
+            self._openers = frozenset()
 
 
 @functools.cache

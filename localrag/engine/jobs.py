@@ -21,8 +21,8 @@ class Sequence:
     For a reasoning model, `text` is the answer and `reasoning` the text before it. If the reasoning reaches its token limit, or ends
     without an answer, its closing tokens are appended as if they had been sampled.
 
-    `breakpoints` are ascending positions in the prompt at which a batch must end (see ExclusiveCells). The logits of the `watched` tokens
-    after the prompt are stored.
+    `breakpoints` are ascending positions in the prompt at which a batch must end (see ExclusiveCells). `text_end` is the position of the
+    markup after its last text, 0 if unknown. The logits of the `watched` tokens after the prompt are stored.
     """
 
     seq_id: int
@@ -36,6 +36,9 @@ class Sequence:
     text: str = ""
     deadline: float | None = None
     breakpoints: tuple[int, ...] = ()
+    text_end: int = 0
+    marks: tuple[int, ...] = ()
+    """Positions at which later prompts are likely to diverge, the likeliest first. No batch need end there."""
     watched: tuple[int, ...] = ()
     watched_logits: tuple[float, ...] = ()
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -285,6 +288,7 @@ class Job:
     sampling: SamplingParams
     deadline: float | None = None
     breakpoints: tuple[int, ...] = ()
+    text_end: int = 0
     watched: tuple[int, ...] = ()
     thinking: Thinking | None = None
     tag: Any = None

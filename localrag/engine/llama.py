@@ -262,6 +262,12 @@ class LlamaSampler:
 
     @staticmethod
     def _matcher(params: SamplingParams, model: LlamaModel) -> Matcher | None:
+        if params.call_rules is not None and params.citations:
+            return model.grammar_vocabulary.calling_matcher(
+                params.call_rules, params.citations, params.num_answer_tokens, is_first=params.cites_first
+            )
+        if params.call_rules is not None:
+            return model.grammar_vocabulary.matcher(params.call_rules.grammar)
         if params.json_schema is not None:
             return model.grammar_vocabulary.matcher(grammar_of(params.json_schema, or_text=params.or_text))
         if params.citations:
@@ -347,9 +353,8 @@ class LlamaContext:
                 num_cells=num_cells,
             )
         self.num_cells = int(lib.llama_n_ctx(self.handle))
-        self.moves_cells = bool(
-            lib.llama_model_n_swa(model.handle) or lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle)
-        )
+        self.moves_cells = bool(lib.llama_model_n_swa(model.handle))
+        self.is_recurrent = bool(lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle))
         self._samplers: dict[int, LlamaSampler] = {}
         self.memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
@@ -447,29 +452,30 @@ class LlamaContext:
         """Return the number of positions of a sequence in the KV cache, as llama.cpp reports it."""
         return int(self.lib.llama_memory_seq_pos_max(self.memory, self._checked(seq_id))) + 1
 
-    def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+    def copy(self, source: int, seq_id: int, num_tokens: int, checkpoint: bytes | None = None) -> bool:
         """Make `seq_id` share the cells of the first `num_tokens` of `source`. If the memory cannot, empty `seq_id` and return False."""
         if source == seq_id or not 0 < num_tokens <= self.num_tokens(source):
             raise EngineError(f"Sequence {source} cannot be copied to {seq_id} up to {num_tokens} tokens.")
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
         self.lib.llama_memory_seq_cp(self.memory, source, seq_id, 0, num_tokens)
-        return self._holds(seq_id, num_tokens)
+        return self.cut(seq_id, num_tokens, checkpoint)
 
-    def cut(self, seq_id: int, num_tokens: int) -> bool:
+    def cut(self, seq_id: int, num_tokens: int, checkpoint: bytes | None = None) -> bool:
         """Truncate a sequence to `num_tokens`. If the memory cannot, empty the sequence and return False."""
         if num_tokens < 0:
             raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
+        if checkpoint is not None:  # first restore the layers that cannot be truncated
+            self._write(self._checked(seq_id), checkpoint, self.lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens or -1, -1)
         return num_tokens == 0 or self._holds(seq_id, num_tokens)
 
+    def checkpoint(self, seq_id: int) -> bytes:
+        """Return the state of the recurrent layers of a sequence, or the window of sliding ones, for `cut` and `copy`."""
+        return self._read(self._checked(seq_id), self.lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
     def save(self, seq_id: int) -> bytes:
         """Return the state of a sequence, for `restore` in a context of the same model and settings."""
-        size = int(self.lib.llama_state_seq_get_size(self.handle, self._checked(seq_id)))
-        buffer = (ctypes.c_uint8 * size)()
-        num_written = int(self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq_id))
-        if not 0 < num_written <= size:
-            raise EngineError(f"The state of sequence {seq_id} cannot be saved.")
-        return bytes(memoryview(buffer)[:num_written])
+        return self._read(self._checked(seq_id), self.lib.LLAMA_STATE_SEQ_FLAGS_NONE)
 
     def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
         """Load a state from `save` into a sequence. If llama.cpp refuses it, empty the sequence and return False.
@@ -477,23 +483,34 @@ class LlamaContext:
         Verify the state's checksum first: llama.cpp can crash on a damaged one.
         """
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        num_read = int(self.lib.llama_state_seq_set_data(self.handle, buffer, len(state), seq_id))
-        if num_read == len(state) and self.num_tokens(seq_id) == num_tokens:
+        if self._write(seq_id, state, self.lib.LLAMA_STATE_SEQ_FLAGS_NONE) and self.num_tokens(seq_id) == num_tokens:
             return True
         self.lib.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         return False
+
+    def _read(self, seq_id: int, flags: int) -> bytes:
+        size = int(self.lib.llama_state_seq_get_size_ext(self.handle, seq_id, flags))
+        buffer = (ctypes.c_uint8 * size)()
+        num_written = int(self.lib.llama_state_seq_get_data_ext(self.handle, buffer, size, seq_id, flags))
+        if not 0 < num_written <= size:
+            raise EngineError(f"The state of sequence {seq_id} cannot be saved.")
+        return bytes(memoryview(buffer)[:num_written])
+
+    def _write(self, seq_id: int, state: bytes | bytearray, flags: int) -> bool:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        return int(self.lib.llama_state_seq_set_data_ext(self.handle, buffer, len(state), seq_id, flags)) == len(state)
 
     def _holds(self, seq_id: int, num_tokens: int) -> bool:
         """Return whether a sequence can continue after `num_tokens` tokens. Empty it if it cannot.
 
         Judge by positions, since llama.cpp's return values report success even where it cannot. A sliding window must still hold the last
-        tokens before that position. A recurrent state exists at a single position.
+        tokens before that position. A recurrent state exists at a single position, which is then the first and the last one.
         """
         first = int(self.lib.llama_memory_seq_pos_min(self.memory, seq_id))
         last = int(self.lib.llama_memory_seq_pos_max(self.memory, seq_id))
         window = int(self.lib.llama_model_n_swa(self.model.handle))
-        if last == num_tokens - 1 and (first == 0 or (window > 0 and 0 <= first <= max(0, num_tokens - window))):
+        is_whole = first == last if self.is_recurrent else first == 0 or (window > 0 and 0 <= first <= max(0, num_tokens - window))
+        if last == num_tokens - 1 and is_whole:
             return True
         self.lib.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         return False

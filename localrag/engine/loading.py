@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from localrag.engine import attention, gguf, memory, sandbox, threads
-from localrag.engine.context import BATCH_TOKENS
+from localrag.engine.context import BATCH_TOKENS, num_sequence_ids
 from localrag.engine.engine import Engine
+from localrag.engine.jobs import CHAT
 from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.engine.llama_lib import library
 from localrag.engine.speed import Speed, SpeedFile
@@ -106,7 +107,7 @@ class LlamaBackend:
 
     @cached_property
     def speed_file(self) -> SpeedFile:
-        return SpeedFile(self.home, _speed_key(self.info))
+        return SpeedFile(self.home, speed_key(self.info))
 
     @cached_property
     def speed(self) -> Speed:
@@ -121,7 +122,8 @@ class LlamaBackend:
         """Choose the window. The existing context's cells need no further memory, so its size is always available."""
         flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
-        fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
+        num_sequences = num_sequence_ids(CHAT.num_sequences, self.info.state_bytes) if self.info.state_bytes else 1
+        fitting = memory.nearest(self.info, num_sequences, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
         num_cells = 0 if self.memory_plan is None else self.memory_plan.n_ctx
         return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, num_cells))
 
@@ -165,7 +167,7 @@ def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -
         raise
 
 
-def _speed_key(info: ModelInfo) -> str:
+def speed_key(info: ModelInfo) -> str:
     """A key of file, machine and build. The file's folder does not matter."""
     file = f"{info.path.name} {info.file_size} {info.architecture} {info.quantization}"
     return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {threads.num_cores()}"

@@ -88,8 +88,8 @@ class MemoryPlan:
     """Predicted memory, in bytes, of a process with this model and a context of `n_ctx` cells shared by `num_sequences`.
 
     `weights_bytes` is the mmapped file. `copied_bytes` is repacked weights and llama.cpp's vocabulary. `python_bytes` is the resident size
-    of the process when the plan was made. `gpu_bytes` is the part of the others on the GPU, `gpu_weights_bytes` its weights. `available`
-    and `gpu_available` were free at that time. The state of recurrent layers is not counted, since it is small and does not grow.
+    of the process when the plan was made. `kv_bytes` includes the states of recurrent layers, one for each sequence. `gpu_bytes` is the
+    part of the others on the GPU, `gpu_weights_bytes` its weights. `available` and `gpu_available` were free at that time.
     """
 
     n_ctx: int
@@ -204,7 +204,8 @@ def plan(
             kv_type=kv_type,
         )
     cells = -(-n_ctx // CELLS_PAD) * CELLS_PAD
-    kv_bytes = int(cells * info.kv_bytes_per_token * KV_TYPE_BYTES[kv_type] / KV_TYPE_BYTES["f16"])
+    bytes_per_token = info.kv_bytes_per_token if flash_attention else info.plain_kv_bytes_per_token
+    kv_bytes = int(cells * bytes_per_token * KV_TYPE_BYTES[kv_type] / KV_TYPE_BYTES["f16"]) + num_sequences * info.state_bytes
     compute_bytes = _compute_bytes(info, cells, num_sequences, flash_attention=flash_attention)
     share = min(1.0, gpu_layers / (info.num_layers + 1)) if info.num_layers else 0.0
     on_gpu = int(share * info.file_size)
@@ -333,8 +334,10 @@ def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_att
     """Return the bytes of activations for one batch and of the outputs. Reserved pages that are never written do not count.
 
     Feed-forward and attention take turns in one buffer. Plain attention holds the scores of every head over all cells, in 32 bits and
-    again in 16. The mask has 32 bits per entry, or 16 with flash attention; layers with a sliding window have their own mask.
+    again in 16. The mask has 32 bits per entry, or 16 with flash attention; layers with a sliding window have their own mask. A model
+    without attention has neither.
     """
+    cells = cells if info.layer_kv else 0
     mask = cells * (2 if flash_attention else 4) * (2 if info.sliding_window else 1)
     scores = 0 if flash_attention else 6 * cells * info.num_heads
     activations = max(44 * info.embedding_length, 16 * info.embedding_length + scores)

@@ -7,6 +7,7 @@ only read. Requantizing quantized weights gives worse results than quantizing th
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import statistics
 import tempfile
@@ -66,6 +67,21 @@ def default_types(info: ModelInfo, system_info: str) -> tuple[str, ...]:
     if not many_bits and any(f"{name} = 1" in system_info for name in ("AVX512_BF16", "AMX_INT8", "BF16_VECTOR_ARITHMETIC")):
         types.append("BF16")
     return tuple(name for name in types if name != info.quantization)
+
+
+_TRAINED_TYPES = ("MXFP4", "NVFP4")
+_TRAINED_NAME = re.compile(r"(?<![a-z])qa[td](?![a-z])", re.IGNORECASE)
+
+
+def trained_for(info: ModelInfo) -> str | None:
+    """Return why a model seems to have been trained for the quantization of its file (QAT), which another one would waste; else None.
+
+    Headers have no key for that. Such files say so in their names, or have types that nobody quantizes to afterwards.
+    """
+    if info.architecture == "gpt-oss" or info.quantization in _TRAINED_TYPES:
+        return f"its experts are {info.quantization if info.quantization in _TRAINED_TYPES else 'MXFP4'}, as it was trained"
+    named = next((text for text in (info.name or "", info.path.name) if _TRAINED_NAME.search(text)), None)
+    return None if named is None else f"its name says so: {named}"
 
 
 def check_type(name: str) -> str:

@@ -270,9 +270,10 @@ def worth_keeping(num_tokens: int, *, prefill_s: float, payload_bytes: int) -> b
 class PrefixDiskCache:
     """Moves states between a context's cells and a store on disk. Stores are opened on first use."""
 
-    def __init__(self, make_store: Callable[[Kind], PrefixStore], *, bytes_per_token: int) -> None:
+    def __init__(self, make_store: Callable[[Kind], PrefixStore], *, bytes_per_token: int, state_bytes: int = 0) -> None:
         self._make_store = make_store
         self._bytes_per_token = bytes_per_token
+        self._state_bytes = state_bytes
 
     @cached_property
     def store(self) -> PrefixStore:
@@ -298,6 +299,9 @@ class PrefixDiskCache:
         stores = [getattr(self, name) for name in ("store", "repeatable", "shared") if name in self.__dict__]
         return next((each.warning for each in stores if each.warning), None)
 
+    def _payload_bytes(self, num_tokens: int) -> int:
+        return num_tokens * self._bytes_per_token + self._state_bytes
+
     def recall(self, cells: ExclusiveCells, prompt_ids: list[int], breakpoints: tuple[int, ...]) -> None:
         """Restore the longest stored prefix of a prompt, if it is much longer than the cached one."""
         if not breakpoints or breakpoints[-1] < MIN_TOKENS:
@@ -313,7 +317,7 @@ class PrefixDiskCache:
     def remember(self, cells: ExclusiveCells, *, prefill_s: float) -> None:
         """Store the cells up to their last breakpoint, if evaluating them took long enough. No sequence may be running."""
         num_tokens = cells.breakpoints[-1] if cells.breakpoints else 0
-        if worth_keeping(num_tokens, prefill_s=prefill_s, payload_bytes=num_tokens * self._bytes_per_token):
+        if worth_keeping(num_tokens, prefill_s=prefill_s, payload_bytes=self._payload_bytes(num_tokens)):
             state = cells.latest()
             if state is not None:
                 self._store_of(cells).save(state.token_ids, state.breakpoints, state.data)
@@ -328,8 +332,13 @@ class PrefixDiskCache:
             self.shared.discard(stored, "llama.cpp refused its state")
 
     def remember_shared(self, cells: SharedCells, prefix: list[int], *, prefill_s: float) -> None:
-        """Store a prefix shared by several prompts, if evaluating it took long enough. No sequence may be running."""
-        if worth_keeping(len(prefix), prefill_s=prefill_s, payload_bytes=len(prefix) * self._bytes_per_token):
+        """Store a prefix shared by several prompts, if evaluating it took long enough. No sequence may be running.
+
+        Of a model with recurrent layers, the part up to the last checkpoint is stored.
+        """
+        if self._state_bytes:
+            prefix = prefix[: cells.num_held(prefix)]
+        if worth_keeping(len(prefix), prefill_s=prefill_s, payload_bytes=self._payload_bytes(len(prefix))):
             data = cells.state(prefix)
             if data is not None:
                 self.shared.save(prefix, (), data)
@@ -362,4 +371,4 @@ def make_prefix_cache(home: Path, info: ModelInfo, *, sha256: str | None, max_by
         )
         return PrefixStore(home / FOLDER, identity, max_bytes=max_bytes)
 
-    return PrefixDiskCache(make_store, bytes_per_token=info.kv_bytes_per_token)
+    return PrefixDiskCache(make_store, bytes_per_token=info.kv_bytes_per_token, state_bytes=info.state_bytes)

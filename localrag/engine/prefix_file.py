@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from localrag.errors import ModelFileError
-from localrag.files import atomic_write
+from localrag.files import atomic_write, split_parts
 
 VERSION = 1
 MAX_FILE_BYTES = 2 << 30
@@ -95,15 +95,18 @@ def _canonical(identity: Identity) -> str:
 def model_fingerprint(path: Path) -> str:
     """Identify a model file without hashing all of it: by name, size, modification time, and blake2b of its first MiB.
 
+    The parts of a split file after the first count by size and modification time.
+
     Raises ModelFileError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             start = hashlib.blake2b(file.read(_FINGERPRINT_BYTES), digest_size=16).hexdigest()
+        others = [path.with_name(name).stat() for name in split_parts(path.name)[1:]]
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}.", path=str(path)) from None
-    return f"{path.name}:{status.st_size}:{status.st_mtime_ns}:{start}"
+    return ":".join([path.name, *(f"{each.st_size}:{each.st_mtime_ns}" for each in (status, *others)), start])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Literal
 from localrag.engine.gguf import clip, file_error
 from localrag.engine.llama_lib import begin_log, first_error, library, package_folder
 from localrag.errors import EngineError, LocalragError, ModelFileError
-from localrag.files import JsonCache
+from localrag.files import JsonCache, split_parts
 from localrag.process import KEPT_VARIABLES, Child, ChildStartError, Parent, signal_name
 from localrag.text.sanitize import one_line
 
@@ -171,20 +171,26 @@ class Passed:
 
 
 def identity(path: Path, sha256: str | None) -> tuple[str, int]:
-    """Return a key of the file and this build of llama.cpp, and the file's size. Without `sha256`, hash its status and first MiB."""
+    """Return a key of the file (all parts of a split one) and this build of llama.cpp, and the file's size.
+
+    Without `sha256`, and for the parts after the first, hash the status and the first MiB.
+    """
     digest = hashlib.blake2b(digest_size=20)
+    file_bytes = 0
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if sha256 is None:
-                digest.update(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}\n".encode())
-                digest.update(file.read(1 << 20))
-            else:
-                digest.update(sha256.encode())
+        for number, name in enumerate(split_parts(path.name)):
+            with path.with_name(name).open("rb") as file:
+                status = os.fstat(file.fileno())
+                file_bytes += status.st_size
+                if sha256 is None or number:
+                    digest.update(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}\n".encode())
+                    digest.update(file.read(1 << 20))
+                else:
+                    digest.update(sha256.encode())
     except OSError as error:
         raise file_error(path, f"cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.") from error
     digest.update(_build().encode())
-    return digest.hexdigest(), status.st_size
+    return digest.hexdigest(), file_bytes
 
 
 def _build() -> str:

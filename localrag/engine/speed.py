@@ -232,3 +232,25 @@ class SpeedFile:
 
     def save(self, speed: Speed) -> None:
         self._kept.put(self.key, speed.to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeed:
+    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model.
+
+    `prefill_weights_per_s` is the number of weights times tokens per second at the beginning of a prompt; each token before it adds
+    `prefill_slope` to its cost, as a share. `decode_bytes_per_s` are the bytes of weights and KV cache read per second while an answer is
+    written. A real model reaches about these numbers: other weight types and architectures differ.
+    """
+
+    prefill_weights_per_s: float
+    prefill_slope: float
+    decode_bytes_per_s: float
+
+    def prefill_s(self, num_tokens: int, active_weights: int) -> float:
+        """Expected seconds to read a prompt with a model that uses so many weights per token."""
+        return num_tokens * (1.0 + self.prefill_slope * num_tokens / 2) * active_weights / self.prefill_weights_per_s
+
+    def decode_tokens_per_s(self, bytes_per_token: float) -> float:
+        """Expected tokens per second of an answer, if so many bytes are read for each."""
+        return self.decode_bytes_per_s / bytes_per_token

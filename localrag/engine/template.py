@@ -3,6 +3,8 @@
 A template is an untrusted program. It receives the roles of a conversation, and a random placeholder for each message's content. The
 rendered text is split at the placeholders into fixed text and contents. The texts of tools are hidden in the same way. The template runs in
 a child process with limited time, memory and output, so that a loop, a deep recursion or an attempt to escape the sandbox is an error.
+
+Calls of tools and their results are rendered in the template's own form. If it has none, calls are written as text.
 """
 
 from __future__ import annotations
@@ -11,34 +13,44 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
 from localrag.engine.template_layout import (
     ADAPTATIONS,
+    ESCAPES,
+    OFFERS,
+    CallDisguise,
+    CallForm,
+    CallId,
+    CallText,
     Disguise,
     Layout,
+    Offer,
     Part,
     Refusal,
     ToolForm,
     ToolText,
     Turn,
     adapt,
+    call_form,
     hide_placeholders,
     mark_tools,
+    native_turns,
     placeholder,
     split,
     tool_form,
     with_listing,
 )
-from localrag.errors import TemplateError
+from localrag.errors import TemplateError, UsageError
 from localrag.process import Child, ChildExitError, ChildStartError
 from localrag.text.sanitize import one_line
 from localrag.text.thinking import ThinkingForm, form_of
 from localrag.text.tokens import Segment
-from localrag.types import Message, ToolSpec
+from localrag.text.tool_calls import KNOWN_MARKS, PLAIN, CallMarkup, learned, probe_tools, short_id
+from localrag.types import Message, ToolCall, ToolSpec
 
 MAX_SOURCE_BYTES = 128 << 10
 MAX_KEPT_LAYOUTS = 32
@@ -83,6 +95,10 @@ class JinjaChatTemplate:
         """How the roles of the last rendered conversation were adapted; None if the template accepted them unchanged."""
         self.tools_adaptation: str | None = None
         """Where its tools were placed; None if the template placed them itself, or if there were none."""
+        self.calls_adaptation: str | None = None
+        """How its tool calls were written; None if the template wrote them itself, or if there were none."""
+        self._markup: tuple[CallMarkup, bool] | None = None
+        self._has_tools = False
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
@@ -116,6 +132,48 @@ class JinjaChatTemplate:
         """The form of thoughts that the template uses; None if it has none."""
         return self._thinking
 
+    @property
+    def call_markup(self) -> CallMarkup:
+        """How the template's models write tool calls: learned from what it writes for earlier calls, or else JSON."""
+        return self._learned[0]
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether `call_markup` is the template's own form, or that of its family."""
+        return self._learned[1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the last prompt with tools or calls does otherwise than the template, as sentences."""
+        notes = [note for note in (self.tools_adaptation, self.calls_adaptation) if note]
+        if self._has_tools and not self.knows_calls:
+            notes.append("the chat template does not show how the model writes tool calls, so they are JSON")
+        return tuple(f"{note[0].upper()}{note[1:]}." for note in notes)
+
+    @property
+    def _learned(self) -> tuple[CallMarkup, bool]:
+        if self._markup is None:
+            last = self.adaptation, self.tools_adaptation, self.calls_adaptation, self._has_tools
+            self._markup = PLAIN, False  # for the prompts to learn from
+            found = learned(self._rendered_calls, thoughts_end=self._thinking.closes if self._thinking else "", eos=self.eos_text)
+            known = next((markup for mark, markup in KNOWN_MARKS if mark in self.source), PLAIN) if self._drops_calls() else PLAIN
+            self.adaptation, self.tools_adaptation, self.calls_adaptation, self._has_tools = last
+            self._markup = found or known, found is not None or known is not PLAIN
+        return self._markup
+
+    def _drops_calls(self) -> bool:
+        call = ToolCall(probe_tools()[0].name, {}, "call00000")
+        said = [Message("user", "?"), Message("assistant", "", tool_calls=(call,)), Message("tool", "!", tool_call_id=call.id)]
+        return self._rendered_calls(said) is None
+
+    def _rendered_calls(self, messages: Sequence[Message]) -> str | None:
+        """Return a prompt for `learned`; None if its calls are not written as they are made."""
+        try:
+            text = "".join(segment.text for segment in self.render(messages, probe_tools()))
+        except (TemplateError, UsageError):
+            return None
+        return None if self.calls_adaptation else text
+
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
         """Return fixed text and contents in the order of the prompt, up to the start of the answer.
 
@@ -124,35 +182,45 @@ class JinjaChatTemplate:
         `enable_thinking=False`, and thoughts that it opens nevertheless are closed. Raises the same UsageErrors as `tool_form`.
         """
         form = tool_form(tools) if tools else None
+        calls = call_form(messages) if any(message.tool_calls for message in messages) else None
         with self._lock:
             self._thinks = thinks or self._thinking is None
-            layout = self._layout(tuple(message.role for message in messages), form, self._clock())
+            layout = self._layout(tuple(message.role for message in messages), calls, form, self._clock())
             self.adaptation, self.tools_adaptation = layout.adaptation, layout.tools_adaptation
-        contents = [message.content for message in messages]
+            self.calls_adaptation, self._has_tools = layout.calls_adaptation, form is not None
         texts: tuple[Segment, ...] = ()
         if form:
             texts = (form.listing,) if layout.tools_adaptation else form.texts
             if sum(len(texts[part.index].text) for part in layout.parts if isinstance(part, ToolText)) > MAX_TOOL_CHARS:
                 raise self._error(TOO_MUCH_TEXT)
-        segments = [_segment(part, contents, texts) for part in layout.parts]
+        markup = self.call_markup if layout.writes_calls else PLAIN
+        segments = list(_Segments(messages, calls, texts, markup if layout.writes_calls else None).of(layout.parts))
         if thinks or self._thinking is None:
             return segments
         ends = self._thinking.without("" if segments[-1].is_content else segments[-1].text)
+        if tools and ends and ends == self.call_markup.text:  # the model chooses between a call and text
+            return segments
         return [*segments, Segment(ends)] if ends else segments
 
-    def _layout(self, roles: tuple[str, ...], form: ToolForm | None, now: datetime) -> Layout:
-        """Return the layout for these roles and tools, from the cache if possible. It does not depend on contents or texts of tools."""
-        key = (now.date(), roles, form and form.key, self._thinks)
+    def _layout(self, roles: tuple[str, ...], calls: CallForm | None, form: ToolForm | None, now: datetime) -> Layout:
+        """Return the layout for these roles, calls and tools, from the cache if possible. It does not depend on their texts."""
+        key = (now.date(), roles, calls and calls.key, form and form.key, self._thinks)
         if key not in self._layouts:
             turns = [Turn(role, (index,)) for index, role in enumerate(roles)]
-            layout = self._lay_out_tools(roles, form, now) if form else self._lay_out(turns, now)
+            layout = self._lay_out_tools(roles, calls, form, now) if form else self._lay_out(turns, calls, now)
             if len(self._layouts) >= MAX_KEPT_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = layout
         return self._layouts[key]
 
-    def _lay_out(self, original: Sequence[Turn], now: datetime) -> Layout:
-        """Return the layout of the first adaptation that the template accepts."""
+    def _lay_out(self, original: Sequence[Turn], calls: CallForm | None, now: datetime) -> Layout:
+        """Return the layout of the first adaptation that the template accepts. Calls are written as text if it accepts no other form."""
+        why = ""
+        if calls:
+            native = self._lay_out_calls(original, calls, now)
+            if isinstance(native, Layout):
+                return native
+            why = f"the calls are written as text, for the template {native.reason}"
         refusals: dict[tuple[Turn, ...], Refusal] = {}
         for adaptation, as_user in ADAPTATIONS:
             turns = adapt(original, as_user, join=adaptation is not None)
@@ -160,7 +228,7 @@ class JinjaChatTemplate:
                 continue
             parts = self._attempt(turns, now)
             if not isinstance(parts, Refusal):
-                return Layout(parts, turns, adaptation)
+                return Layout(parts, turns, adaptation, calls_adaptation=why or None, writes_calls=calls is not None)
             refusals[turns] = parts
         # Report damage to contents first. Otherwise report the last refusal, which no adaptation resolved.
         attempts = list(refusals.values())
@@ -170,33 +238,64 @@ class JinjaChatTemplate:
         reason = refusal.reason if refusal.lost else f"cannot render messages of these roles ({role_list}): {refusal.reason}"
         raise self._error(reason, roles=roles)
 
-    def _lay_out_tools(self, roles: tuple[str, ...], form: ToolForm, now: datetime) -> Layout:
+    def _lay_out_calls(self, original: Sequence[Turn], calls: CallForm, now: datetime, form: ToolForm | None = None) -> Layout | Refusal:
+        """Return the layout of the first way to offer the calls that the template accepts, or its first refusal.
+
+        With tools, it must show all of their names.
+        """
+        first: Refusal | None = None
+        for turns, offer, adaptation, calls_adaptation in _native(original, calls):
+            parts = self._attempt(turns, now, form, calls, offer)
+            if isinstance(parts, Refusal):
+                first = first or parts
+            elif form is None or form.names <= {part.index for part in parts if isinstance(part, ToolText)}:
+                return Layout(parts, turns, adaptation, calls_adaptation=calls_adaptation)
+        return first or Refusal("has no place for the tools")
+
+    def _lay_out_tools(self, roles: tuple[str, ...], calls: CallForm | None, form: ToolForm, now: datetime) -> Layout:
         """Lay out with tools where the template puts them. If it omits any tool's name, list the tools in the system text."""
-        bare = self._layout(roles, None, now)
-        parts = self._attempt(bare.turns, now, form)
+        bare = self._layout(roles, calls, None, now)
+        if calls:
+            native = self._lay_out_calls([Turn(role, (index,)) for index, role in enumerate(roles)], calls, now, form)
+            if isinstance(native, Layout):
+                return replace(native, parts=mark_tools(native.parts, bare.parts))
+        original = [Turn(role, (index,)) for index, role in enumerate(roles)]
+        turns = bare.turns if bare.writes_calls or not calls else self._lay_out(original, None, now).turns
+        parts = self._attempt(turns, now, form)
         if isinstance(parts, Refusal):
             if parts.altered:
                 raise self._error(parts.reason)
             why = f"the template does not render with them: {parts.reason}"
         elif form.names <= {part.index for part in parts if isinstance(part, ToolText)}:
-            return replace(bare, parts=mark_tools(parts, bare.parts))
+            calls_adaptation = bare.calls_adaptation or ("the calls are written as text" if calls else None)
+            marked = mark_tools(parts, bare.parts)
+            return replace(bare, turns=turns, parts=marked, calls_adaptation=calls_adaptation, writes_calls=calls is not None)
         else:
             why = "the template has no place for them"
-        listed = self._lay_out(with_listing(roles), now)
+        listed = self._lay_out(with_listing(roles), calls, now)
         parts = tuple(ToolText(0) if part == len(roles) else part for part in listed.parts)
         adaptation = f"the tools are listed in the system text, for {why}"
         return replace(listed, parts=mark_tools(parts, bare.parts), tools_adaptation=adaptation)
 
-    def _attempt(self, turns: Sequence[Turn], now: datetime, form: ToolForm | None = None) -> tuple[Part, ...] | Refusal:
+    def _attempt(
+        self,
+        turns: Sequence[Turn],
+        now: datetime,
+        form: ToolForm | None = None,
+        calls: CallForm | None = None,
+        offer: Offer | None = None,
+    ) -> tuple[Part, ...] | Refusal:
         """Render twice, with placeholders of two lengths, to detect output that depends on content or chance."""
         layouts: list[tuple[Part, ...]] = []
         for num_random_bytes in (16, 24):
             nonce, disguise = secrets.token_hex(num_random_bytes), form.disguise() if form else None
-            text = self._render_text(turns, nonce, now, disguise)
+            hidden = calls.disguise(num_random_bytes, offer) if calls and offer else None
+            text = self._render_text(turns, nonce, now, disguise, hidden)
             if isinstance(text, Refusal):
                 return text
             contents = split(text, nonce, turns)
             parts = contents if isinstance(contents, Refusal) or not disguise else disguise.split(contents)
+            parts = parts if isinstance(parts, Refusal) or not hidden else hidden.split(parts)
             if isinstance(parts, Refusal):
                 return parts
             layouts.append(parts)
@@ -204,8 +303,15 @@ class JinjaChatTemplate:
             return Refusal(f"writes text that depends on the content of messages{' or tools' if form else ''}", lost=True, altered=True)
         return layouts[0]
 
-    def _render_text(self, turns: Sequence[Turn], nonce: str, now: datetime, disguise: Disguise | None) -> str | Refusal:
-        messages = [{"role": turn.role, "content": "\n\n".join(placeholder(nonce, i) for i in turn.messages)} for turn in turns]
+    def _render_text(
+        self, turns: Sequence[Turn], nonce: str, now: datetime, disguise: Disguise | None, hidden: CallDisguise | None
+    ) -> str | Refusal:
+        messages: list[dict[str, object]] = []
+        for turn in turns:
+            content = "\n\n".join(placeholder(nonce, i) for i in turn.messages)
+            fields = hidden.fields(turn) if hidden else {}
+            is_none = "tool_calls" in fields and not content and hidden is not None and not hidden.offer.has_content
+            messages.append({"role": turn.role, "content": None if is_none else content, **fields})
         extra: dict[str, object] = {"tools": disguise.tools} if disguise else {}
         if not self._thinks:
             extra["enable_thinking"] = False
@@ -215,7 +321,7 @@ class JinjaChatTemplate:
                 raise self._error("writes invalid Unicode")
             return reply["text"]
         message = one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])), 200)
-        if reply["error"] == "refused":
+        if reply["error"] == "refused" or (reply["error"] == "security" and hidden):
             return Refusal(message)
         if reply["error"] == "memory":
             limit = self.memory_limit_bytes
@@ -264,9 +370,72 @@ def _start_error(error: ChildStartError) -> TemplateError:
     return TemplateError(f"The process that renders chat templates did not start: {error.reason}.", hint=error.hint)
 
 
-def _segment(part: Part, contents: Sequence[str], texts: Sequence[Segment]) -> Segment:
-    if isinstance(part, str):
-        return Segment(part)
-    if isinstance(part, int):
-        return Segment(contents[part], part)
-    return texts[part.index] if isinstance(part, ToolText) else part
+APART = "each call is a message of its own, with its result"
+
+
+def _native(original: Sequence[Turn], calls: CallForm) -> Iterator[tuple[tuple[Turn, ...], Offer, str | None, str | None]]:
+    """Yield the ways to offer a conversation with calls to a template, most usual first.
+
+    Each is the turns, the form of the calls, and how the roles and the calls were adapted.
+    """
+    offers = [offer for offer in OFFERS if not offer.has_short_ids or any(short_id(each) != each for each in calls.ids)]
+    offers = [offer for offer in offers if offer.has_content or calls.empty]
+    done: set[tuple[Turn, ...]] = set()
+    for adaptation, as_user in ADAPTATIONS:
+        if "tool" in as_user:
+            continue
+        for apart in (False, True):
+            turns = adapt(native_turns(original, calls, apart=apart), as_user, join=adaptation is not None)
+            if turns in done:
+                continue
+            done.add(turns)
+            for offer in offers:
+                yield turns, offer, adaptation, APART if apart else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """Puts texts back into a layout. `texts` are those of tools. With `markup`, calls follow the content of their message, as text."""
+
+    messages: Sequence[Message]
+    calls: CallForm | None
+    texts: Sequence[Segment]
+    markup: CallMarkup | None
+
+    def of(self, parts: Sequence[Part]) -> Iterator[Segment]:
+        for part in parts:
+            if isinstance(part, int):
+                yield from self._message(part)
+            elif isinstance(part, ToolText):
+                text = self.texts[part.index]
+                yield replace(text, text=json.dumps(json.loads(f'"{text.text}"'))[1:-1]) if part.is_ascii else text
+            elif isinstance(part, (CallText, CallId)):
+                yield self._call(part)
+            else:
+                yield Segment(part) if isinstance(part, str) else part
+
+    def _message(self, index: int) -> Iterator[Segment]:
+        message = self.messages[index]
+        calls = message.tool_calls if self.markup is not None else ()
+        if message.content or not calls:
+            yield Segment(message.content, index)
+        if self.markup is None or not calls:
+            return
+        if message.content:
+            yield Segment("\n", call=index)
+        if self.markup is PLAIN:
+            for at, call in enumerate(calls):
+                yield from [Segment("\n", call=index)] if at else []
+                yield Segment(call.text, is_content=True, call=index)
+            return
+        for text, is_content in self.markup.pieces(calls):
+            yield Segment(text, is_content=is_content, call=index)
+
+    def _call(self, part: CallText | CallId) -> Segment:
+        assert self.calls is not None, "only a layout with calls has such parts"
+        if isinstance(part, CallId):
+            text = self.calls.ids[part.index]
+            return Segment(short_id(text) if part.is_short else text, is_content=True)
+        hidden = self.calls.texts[part.index]
+        text = ESCAPES[part.escape](hidden.text)
+        return Segment(text, hidden.message) if hidden.is_result else Segment(text, is_content=True, call=hidden.message)

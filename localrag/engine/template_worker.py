@@ -4,15 +4,16 @@ The job is {"memory_limit_bytes": how much the process may grow}. A request is
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-with optional "tools" in the form of OpenAI's API and "enable_thinking". The reply is `{"text": …}` or `{"error": kind, "message": …}`; the
-kind is syntax, security, memory, size or refused. A request without messages compiles the template ahead of time and gets no reply.
+with optional "tools" in the form of OpenAI's API and "enable_thinking". Messages can have "tool_calls" and "tool_call_id". The reply is
+`{"text": …}` or `{"error": kind, "message": …}`; the kind is syntax, security, memory, size or refused. A request without messages
+compiles the template ahead of time and gets no reply.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -50,8 +51,17 @@ class Generation(Extension):
         return nodes.Scope(body, lineno=lineno)
 
 
+class _Given(list[Any]):
+    """A list of the request. A template can change only its own lists."""
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, but accessing an unsafe attribute fails at once instead of when its value is used."""
+    """jinja2's sandbox, but accessing an unsafe attribute fails at once instead of when its value is used, and templates can append to the
+    lists that they make.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401  # any object of the template's
+        return (type(obj) is list and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # noqa: ANN401  # any object of the template's
         raise SecurityError(f"templates may not access the attribute {attribute!r} of a {type(obj).__name__}")
@@ -65,7 +75,21 @@ def to_json(
     sort_keys: bool = False,  # noqa: FBT001, FBT002  # as templates call it
 ) -> str:
     """The `tojson` filter that chat templates expect: plain JSON, without HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed)
+
+
+def _listed(value: object) -> list[object]:
+    """Return what filters such as `map` yield. TypeError for anything else."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"an object of type {type(value).__name__} is not JSON")
+
+
+def _given(value: Any) -> Any:  # noqa: ANN401  # JSON
+    """Return a value of the request with its lists protected."""
+    if isinstance(value, list):
+        return _Given(map(_given, value))
+    return {key: _given(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def raise_exception(message: object) -> NoReturn:
@@ -85,9 +109,9 @@ def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
     pieces: list[str] = []
     num_chars = 0
     # Absent `tools` and `enable_thinking` stay undefined: templates test `is defined`, and None would break those that loop.
-    optional = {name: request[name] for name in ("tools", "enable_thinking") if name in request}
+    optional = {name: _given(request[name]) for name in ("tools", "enable_thinking") if name in request}
     for piece in template.generate(
-        messages=request["messages"],
+        messages=_given(request["messages"]),
         bos_token=request["bos_token"],
         eos_token=request["eos_token"],
         add_generation_prompt=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
-    from localrag.kb.ingest import IngestResult, Tagging
+    from localrag.kb.ingest import IngestResult, ReembedResult, Tagging
     from localrag.kb.knowledge_base import KnowledgeBase, import_kb
     from localrag.kb.names import list_kbs, name_of, shown
     from localrag.kb.plan import IndexProgress, Plan
@@ -26,6 +26,7 @@ __all__ = [
     "KnowledgeBase",
     "Mode",
     "Plan",
+    "ReembedResult",
     "SkippedFile",
     "Tagging",
     "VerifyResult",
@@ -43,6 +44,7 @@ _MODULES = {
     ),
     "ingest": (
         "IngestResult",
+        "ReembedResult",
         "Tagging",
     ),
     "knowledge_base": (

@@ -1,4 +1,4 @@
-"""Index files: read, cut, embed and store what changed, and calibrate the relevance threshold of an embedder.
+"""Index files: read, cut, embed and store what changed; embed all with another embedder; calibrate an embedder's relevance threshold.
 
 A passage whose text is already stored, in any document, is not embedded again.
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb.chunking import CUTTER, Passage, cut
+from localrag.kb.database import embedded
 from localrag.kb.filters import FolderRule, is_unicode
 from localrag.kb.names import has_control
 from localrag.kb.plan import INCOMPLETE, SECRET, IndexProgress, KnownFiles, ReadFile, decide, is_same
@@ -121,6 +122,55 @@ def min_similarity(embedder: Embedder) -> float | None:
     if not answers - unrelated >= MIN_GAP:
         return None
     return max(0.0, unrelated + SHARE * (answers - unrelated))
+
+
+@dataclass(frozen=True, slots=True)
+class ReembedResult:
+    """The number of passages in the knowledge base, and of texts that were embedded in this run: fewer if an earlier one was interrupted,
+    and none if the embedder is the same.
+    """
+
+    num_chunks: int
+    num_embedded: int
+    dim: int
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def reembed(store: AnyStore, embedder: Embedder, progress: Callable[[int, int], None] = lambda _done, _total: None) -> ReembedResult:
+    """Embed all passages with another embedder, beside the vectors in use, and switch to the new ones in one transaction.
+
+    The caller holds the index lock. Searches go on with the old vectors meanwhile. An interrupted run leaves those as they are, and the
+    next one goes on where it stopped. Passages keep their ids, feedback and text: they are not cut again, so KnowledgeBaseError is raised,
+    without any change, for a passage that is too long for the embedder. `progress(done, total)` is called after each batch.
+    """
+    num_chunks, num_embedded = store.num_chunks, 0
+    if store.embedder == (embedder.fingerprint, embedder.dim):
+        return ReembedResult(num_chunks, 0, embedder.dim)
+    threshold = min_similarity(embedder)
+    with store.writing(moves_on=False):
+        store.stage_embedder(embedder.fingerprint, embedder.dim)
+    after = 0
+    while batch := store.unstaged(after, EMBED_AT_ONCE):
+        texts = {one.sha256: embedded(one.heading, one.text) for one in batch}
+        longest = max(texts.values(), key=embedder.count)
+        if embedder.count(longest) > embedder.max_tokens:
+            raise KnowledgeBaseError(
+                f"A passage has {embedder.count(longest)} tokens, but the embedder takes at most {embedder.max_tokens}.",
+                hint="The knowledge base is unchanged. Index its documents into a new one with this embedder.",
+                num_tokens=embedder.count(longest),
+                max_tokens=embedder.max_tokens,
+            )
+        rows = embedder.embed(list(texts.values()))
+        with store.writing(moves_on=False):
+            store.stage_vectors({sha256: row.astype("<f4").tobytes() for sha256, row in zip(texts, rows, strict=True)})
+        num_embedded += len(texts)
+        after = batch[-1].id
+        progress(num_embedded, num_chunks)
+    with store.writing():
+        store.switch_embedder(threshold)
+    return ReembedResult(num_chunks, num_embedded, embedder.dim)
 
 
 @dataclass(frozen=True, slots=True)

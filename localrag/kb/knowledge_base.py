@@ -14,7 +14,7 @@ from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, Usag
 from localrag.files import create_private, sync_folder
 from localrag.kb.database import INDEX_WAIT_S, taken, unwritable
 from localrag.kb.filters import Where
-from localrag.kb.ingest import IngestResult, Tagging, ingest
+from localrag.kb.ingest import IngestResult, ReembedResult, Tagging, ingest, reembed
 from localrag.kb.names import FILE, NAME, SERVER_PREFIXES, invalid_name, list_kbs, name_taken, not_found
 from localrag.kb.plan import IndexProgress, Plan, plan
 from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
@@ -173,6 +173,26 @@ class KnowledgeBase:
                 store.check_embedder(embedder.fingerprint, embedder.dim)
                 renew(store, embedder)
             result = ingest(paths, embedder, store=store, make_store=make_store, progress=progress, tagging=tagging, hidden=hidden)
+            self._location.maintain_index()
+            return result
+
+    def reembed(
+        self,
+        embedder: Embedder,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        *,
+        wait_s: float = INDEX_WAIT_S,
+        on_wait: Callable[[], None] | None = None,
+    ) -> ReembedResult:
+        """Embed all passages with another embedder and switch to it in one transaction. See localrag/kb/ingest.py.
+
+        Waits for another indexer as `ingest` does. Raises KnowledgeBaseNotFoundError if there is no knowledge base yet.
+        """
+        with self._location.taken(wait_s=wait_s, on_wait=on_wait):
+            self._location.reopen()
+            if self._store is None:
+                raise self._location.not_found()
+            result = reembed(self._store, embedder, progress)
             self._location.maintain_index()
             return result
 

@@ -101,6 +101,15 @@ class StoredChunk(NamedTuple):
     vector: bytes | None
 
 
+class Unstaged(NamedTuple):
+    """A chunk that another embedder has yet to embed."""
+
+    id: int
+    sha256: bytes
+    heading: str
+    text: str
+
+
 class Position(NamedTuple):
     """Where a chunk stands in its document, of which `source` and `num_bytes` are told."""
 
@@ -215,6 +224,10 @@ class AnyStore(Protocol):
     def check_embedder(self, fingerprint: str, dim: int) -> None: ...
     def adopt(self, ids: Sequence[int]) -> None: ...
     def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None: ...
+    def stage_embedder(self, fingerprint: str, dim: int) -> None: ...
+    def unstaged(self, after: int, limit: int) -> list[Unstaged]: ...
+    def stage_vectors(self, vectors: Mapping[bytes, bytes]) -> None: ...
+    def switch_embedder(self, min_similarity: float | None) -> None: ...
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int: ...
     def move_document(self, document_id: int, path: str, source: str) -> None: ...
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None: ...
@@ -302,8 +315,8 @@ def other_embedder(name: str, kb_embedder: tuple[str, int], embedder: tuple[str,
     return KnowledgeBaseError(
         f"Knowledge base {name!r} was indexed with another embedder ({kb_embedder[1]} dimensions, {kb_embedder[0][:12]}…) "
         f"than this one ({embedder[1]} dimensions, {embedder[0][:12]}…), so their vectors cannot be compared.",
-        hint="Use the embedder it was indexed with, with the same prefixes, or index the documents into a new one: "
-        f"localrag index PATH --kb {name}-2",
+        hint="Use the embedder it was indexed with, with the same prefixes, or embed it again with the other one: "
+        f"localrag kb reembed {name} --embedder EMBEDDER",
         dim=kb_embedder[1],
         given_dim=embedder[1],
     )

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
 from localrag.kb.database import SqliteFile, explained
 from localrag.kb.filters import Where
@@ -28,6 +29,7 @@ from localrag.kb.protocols import (
     StoredDocument,
     TextRow,
     UnreadFile,
+    Unstaged,
     other_embedder,
 )
 from localrag.kb.query import Term, Variant, has_phrase, variants
@@ -61,6 +63,18 @@ _HAS_PHRASE = "AND (SELECT language = '' OR has_phrase(?, heading, text) FROM ch
 _BODIES = """SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text, (SELECT group_concat(text, char(10, 10)) FROM
     (SELECT text FROM chunks c WHERE c.document_id = d.id ORDER BY ordinal)), '') AS body
     FROM documents d LEFT JOIN texts t ON t.document_id = d.id"""
+
+
+_STAGING = (
+    """CREATE TABLE IF NOT EXISTS staged_embedder (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        embedder TEXT NOT NULL,
+        dim INTEGER NOT NULL
+    )""",
+    "CREATE TABLE IF NOT EXISTS staged_vectors (sha256 BLOB NOT NULL UNIQUE, vector BLOB NOT NULL)",
+)
+"""Makes the tables of vectors of another embedder, which exist only while they are filled."""
+_UNSTAGED = "SELECT id, sha256, heading, text FROM chunks WHERE NOT EXISTS (SELECT 1 FROM staged_vectors s WHERE s.sha256 = chunks.sha256)"
 
 
 class Store:
@@ -338,6 +352,36 @@ class Store:
         embedder = self.embedder
         if embedder is not None and embedder != (fingerprint, dim):
             raise other_embedder(self.path.parent.name, embedder, (fingerprint, dim))
+
+    def stage_embedder(self, fingerprint: str, dim: int) -> None:
+        """Begin to keep vectors of another embedder beside those in use, or go on if they are of the same one."""
+        for statement in _STAGING:
+            self._db.execute(statement)
+        if self._db.execute("SELECT embedder, dim FROM staged_embedder").fetchone() != (fingerprint, dim):
+            self._db.execute("DELETE FROM staged_vectors")
+            self._db.execute("INSERT OR REPLACE INTO staged_embedder (one, embedder, dim) VALUES (1, ?, ?)", (fingerprint, dim))
+
+    def unstaged(self, after: int, limit: int) -> list[Unstaged]:
+        """Return up to `limit` chunks with ids greater than `after` whose text has no staged vector, ordered by id."""
+        rows = self._file.rows(f"{_UNSTAGED} AND id > ? ORDER BY id LIMIT ?", (after, limit))
+        return [Unstaged._make(row) for row in rows]
+
+    def stage_vectors(self, vectors: Mapping[bytes, bytes]) -> None:
+        """Keep vectors of the staged embedder by the sha256 of their texts."""
+        self._db.executemany("INSERT OR REPLACE INTO staged_vectors (sha256, vector) VALUES (?, ?)", vectors.items())
+
+    def switch_embedder(self, min_similarity: float | None) -> None:
+        """Put the staged vectors and embedder in the place of those in use. Every chunk must have a staged vector."""
+        if self._db.execute(f"{_UNSTAGED} LIMIT 1").fetchone() is not None:
+            raise KnowledgeBaseError("Some passages have not been embedded yet.", hint="Run the same command again.")
+        self._db.execute("DELETE FROM vectors")
+        self._db.execute(
+            "INSERT INTO vectors (chunk_id, vector) SELECT id, s.vector FROM chunks JOIN staged_vectors s USING (sha256) ORDER BY id"
+        )
+        self._db.execute("UPDATE state SET (embedder, dim) = (SELECT embedder, dim FROM staged_embedder)")
+        self._db.execute("UPDATE state SET min_similarity = ?", (min_similarity,))
+        for table in ("staged_vectors", "staged_embedder"):
+            self._db.execute(f"DROP TABLE {table}")
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         """Store a document with its chunks, replacing the one with the same path; return its id.

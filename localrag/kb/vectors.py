@@ -277,6 +277,9 @@ def _problem(store: Store, generation: int) -> str:
         file = open_file(file_of(store.path.parent, generation))
         if (file.version.generation, file.version.stamp) != (generation, store.stamp(generation)):
             return "it belongs to another knowledge base"
+        if store.embedder is None or not file.version.same_as(Version(generation, file.version.stamp, *store.embedder)):
+            file_of(store.path.parent, generation).unlink(missing_ok=True)  # of the embedder before the last switch: never read again
+            return ""
         for ids, vectors in rows_of(store, file.version.dim):
             shared = ids[ids <= file.last_id]
             places = file.places(shared)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from localrag.settings import Settings
 from localrag.types import Message
 
 if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase
     from localrag.text.tokens import Embedder
 
 
@@ -69,6 +69,7 @@ class ToolService:
         if len(self._addresses) < len(set(options.kbs)):
             raise UsageError("Two of the knowledge bases have the same name.", hint="Name one of them with --kb.")
         self._session: Session | None = None
+        self._embedders: dict[str | None, Embedder] = {}
 
     @property
     def kbs(self) -> dict[str, str]:
@@ -98,7 +99,7 @@ class ToolService:
         name = self._name(arguments.kb)
         settings = self._options.settings
         with open_knowledge_base(self._address(name), settings=settings) as kb:
-            retriever = Retriever(knowledge_bases=[kb], embedder=self._embedder, learning=settings.learn)
+            retriever = Retriever(knowledge_bases=[kb], embedder=self._embedder(kb), learning=settings.learn)
             earlier = [question.strip() for question in arguments.earlier if question.strip()]
             return schemas.search_result(name, retrieve_after(retriever, earlier, arguments.query, top_k=arguments.k))
 
@@ -160,9 +161,12 @@ class ToolService:
         hint = f"Use one of these: {shown_names(names)}." if names else "A person creates one with: localrag index FOLDER --kb NAME"
         return KnowledgeBaseNotFoundError(message, hint=hint)
 
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return open_embedder(self._options.settings, for_queries=True)
+    def _embedder(self, kb: KnowledgeBase) -> Embedder:
+        """Return the embedder of a knowledge base, which stays open."""
+        fingerprint = None if kb.embedder is None else kb.embedder[0]
+        if fingerprint not in self._embedders:
+            self._embedders[fingerprint] = open_embedder(self._options.settings, for_queries=True, kbs=[kb])
+        return self._embedders[fingerprint]
 
     def _opened(self, is_cancelled: Callable[[], bool]) -> Session:
         """Return the session, opening it on first use."""

@@ -201,6 +201,12 @@ class Prompt:
         return breakpoints(self.parts)
 
     @property
+    def text_end(self) -> int:
+        """Position of the template's markup after the last text. The next turn of a conversation begins alike up to there."""
+        last = max((index for index, part in enumerate(self.parts) if not part.part.is_markup), default=-1)
+        return sum(len(part.token_ids) for part in self.parts[: last + 1])
+
+    @property
     def item_tokens(self) -> dict[str, int]:
         """Tokens of each hit, file, memory, message or proposal by its label, including its tag."""
         counts: Counter[str] = Counter()

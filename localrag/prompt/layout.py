@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
 from localrag.citation import untagged
@@ -19,6 +20,9 @@ from localrag.text.markup import EncodedPart, Part, encode
 from localrag.text.thinking import without_thoughts
 from localrag.text.tokens import ChatTemplate, Segment, Tokenizer
 from localrag.types import Attachment, Hit, Memory, Message, Proposal, Role, ToolSpec
+
+if TYPE_CHECKING:
+    from localrag.text.tool_calls import CallMarkup
 
 ANSWER_BASIS = 512
 """Tokens with which an answer enters the negotiation; it gets more only from leftover tokens."""
@@ -210,28 +214,43 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _MessageParts:
-    """One message of the prompt in parts. `section` owns the template's text after it."""
+    """One message of the prompt in parts. `section` owns the template's text after it, and the calls of `message`."""
 
     role: Role
     parts: tuple[Part, ...]
     section: str = "template"
+    message: Message | None = None
+
+    @property
+    def whole(self) -> Message:
+        """The message as the template gets it."""
+        content = "".join(part.text for part in self.parts)
+        return Message(self.role, content) if self.message is None else replace(self.message, content=content, sent="")
 
 
 def encode_prompt(split: Split, choice: Choice, *, tokenizer: Tokenizer, template: ChatTemplate) -> list[EncodedPart]:
     """Lay out and tokenise the whole prompt, part by part.
 
     The template's own text belongs to the section "template", except after an earlier message or a tool round: that text
-    belongs to the section of the message, because it is there only with it.
+    belongs to the section of the message, because it is there only with it. Calls belong to the section of their message.
     """
     message_parts = [*_system(split, choice), *_history(split, choice), *_current(split, choice)]
-    messages = [Message(each.role, "".join(part.text for part in each.parts)) for each in message_parts]
+    messages = [each.whole for each in message_parts]
     rendered = template.render(messages, choice.tools, thinks=choice.thinks)
     parts: list[Part] = []
     owner = "template"
     for segment in rendered:
         if segment.message is not None:
-            parts += message_parts[segment.message].parts
-            owner = message_parts[segment.message].section
+            own = message_parts[segment.message]
+            is_result = own.role == "tool" and len(own.parts) == 1
+            parts += [replace(own.parts[0], text=segment.text)] if is_result else own.parts  # templates may escape a result
+            owner = own.section
+        elif segment.call is not None:
+            own = message_parts[segment.call]
+            owner = own.section
+            parts.append(
+                Part(owner, segment.text, is_markup=not segment.is_content, item=own.parts[0].item if segment.is_content else None)
+            )
         else:
             is_tool = segment.tools
             parts.append(Part("tools" if is_tool else owner, segment.text, is_markup=not segment.is_content))
@@ -260,7 +279,7 @@ def _history(split: Split, choice: Choice) -> list[_MessageParts]:
     for section, exchange in sorted(spoken, key=lambda pair: pair[1].messages[0].number):
         for number, message in exchange.messages:
             part = Part(section, choice.texts.get(number, as_sent(message)).strip(), item=f"message {number}")
-            message_parts.append(_MessageParts(message.role, (part,), section))
+            message_parts.append(_MessageParts(message.role, (part,), section, message))
     return message_parts
 
 
@@ -279,7 +298,7 @@ def _current(split: Split, choice: Choice) -> list[_MessageParts]:
         text = message.content.strip()
         if message.role != "user":
             part = Part("tools", choice.texts.get(number, text).strip(), item=f"message {number}")
-            message_parts.append(_MessageParts(message.role, (part,), "tools"))
+            message_parts.append(_MessageParts(message.role, (part,), "tools", message))
         elif not text:
             raise UsageError("The user text is empty.", hint="Write a text, or leave it out.")
         else:
@@ -320,9 +339,16 @@ class PlainTemplate:
     """A `ChatTemplate` without any text of its own: the contents one after another."""
 
     thinking = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def call_markup(self) -> CallMarkup:
+        from localrag.text.tool_calls import PLAIN as AS_JSON  # noqa: PLC0415  # weight: few prompts are plain
+
+        return AS_JSON
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
-        return [Segment(message.content, index) for index, message in enumerate(messages)]
+        return [Segment(message.text, index) for index, message in enumerate(messages)]
 
 
 PLAIN = PlainTemplate()

@@ -135,26 +135,37 @@ def _shown(specs: Sequence[ToolSpec], forced: ToolSpec | None) -> list[ToolSpec]
 
 
 def markup_costs(parts: Split, counter: TokenCounter, template: ChatTemplate) -> dict[str, int]:
-    """Return the tokens of the template's text after a message, by role, by rendering part of the conversation without contents."""
+    """Return the tokens of the template's text after a message, and around its calls, by the kind of message.
+
+    Part of the conversation is rendered without contents.
+    """
     spoken = [pair for exchange in parts.history for pair in exchange.messages][-_PROBE_MESSAGES:]
     while len(spoken) > 1 and spoken[0][1].role != "user":
         spoken.pop(0)
     probe = [Exchange(tuple(spoken))] if spoken else []
     empty = dict.fromkeys((number for number, _ in (*spoken, *parts.current)), "")
-    roles = [message.role for _, message in spoken] + [message.role for _, message in parts.current if message.role != "user"]
     encoded = encode_prompt(
         Split("", (), parts.current), Choice(history=probe, texts=empty), tokenizer=counter.tokenizer, template=template
     )
+    own: dict[int, int] = {}
+    number = 0
+    for part in encoded:
+        if part.part.section not in ("history", "tools"):
+            continue
+        if not part.part.is_markup and part.part.item is not None:
+            number = int(part.part.item.rpartition(" ")[2])
+        own[number] = own.get(number, 0) + len(part.token_ids)
     costs: dict[str, int] = {}
-    behind = [part for part in encoded if part.part.section in ("history", "tools")]
-    role_iter = iter(roles)
-    role = ""
-    for part in behind:
-        if part.part.is_markup:
-            costs[role] = max(costs.get(role, 0), len(part.token_ids))
-        else:
-            role = next(role_iter)
+    for number, message in (*spoken, *parts.current):
+        if number in own:
+            name = _kind(message)
+            costs[name] = max(costs.get(name, 0), own[number] - sum(counter(call.text) for call in message.tool_calls))
     return costs
+
+
+def _kind(message: Message) -> str:
+    """Return the kind of a message, by which the template's text around it is counted."""
+    return f"{message.role} with calls" if message.tool_calls else message.role
 
 
 SUMMARY_TOKENS = 400
@@ -376,11 +387,17 @@ def measure(inputs: PromptInputs, *, counter: TokenCounter, template: ChatTempla
     choice = Choice(again=inputs.again, cite=cite, instructions=inputs.instructions, thinks=bool(ends))
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
     tools, costs, forced = tool_costs(inputs.tools, bare, choice, encoded, must_call=inputs.must_call, counter=counter, template=template)
-    spoken = [(number, message.role, _said(message)) for exchange in parts.history for number, message in exchange.messages]
-    rounds = [(number, message.role, _calling(message)) for number, message in parts.current if message.role != "user"]
+    spoken = [(number, message, _said(message)) for exchange in parts.history for number, message in exchange.messages]
+    rounds = [(number, message, _calling(message)) for number, message in parts.current if message.role != "user"]
     markup = markup_costs(parts, counter, template) if spoken or rounds else {}
     dearest = max(markup.values(), default=0)
-    message_costs = {number: count_content(text, counter) + markup.get(role, dearest) + 1 for number, role, text in (*spoken, *rounds)}
+    message_costs = {
+        number: count_content(text, counter)
+        + sum(count_content(call.text, counter) for call in message.tool_calls)
+        + max(0, markup.get(_kind(message), dearest))
+        + 1
+        for number, message, text in (*spoken, *rounds)
+    }
     most = inputs.profile.max_messages
     recent = parts.history if most is None else newest(parts.history, most)[0]
     settled = 0 if inputs.profile.sections["history"].cut == "error" else inputs.settled

@@ -1,7 +1,4 @@
-"""Validate the body of a chat completion and convert it to a question for the engine, tools included.
-
-In prompts and answers, a tool call is written as `{"name": …, "arguments": {…}}`, whatever the model's native format is.
-"""
+"""Validate the body of a chat completion and convert it to a question for the engine, tools included."""
 
 from __future__ import annotations
 
@@ -12,20 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
+from localrag.engine.grammar import schema_of_calls
 from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Unanswerable
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
-from localrag.types import Message, Role, ToolSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A tool call. `arguments` is the JSON text of an object."""
-
-    name: str
-    arguments: str
+from localrag.types import Message, Role, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +22,7 @@ class Tools:
     """The tools in a prompt, and the names of those that may be called: `choices`.
 
     `strict` names the tools whose arguments must match their schema. `schema` is the JSON schema of a call. With `or_text`, the answer may
-    also be text. `is_legacy` means that the client sent them as "functions".
+    also be text. With `parallel`, it may make several calls. `is_legacy` means that the client sent them as "functions".
     """
 
     specs: tuple[ToolSpec, ...]
@@ -41,37 +30,13 @@ class Tools:
     strict: frozenset[str]
     schema: str
     or_text: bool
+    parallel: bool
     is_legacy: bool
 
     @property
     def calls(self) -> dict[str, Any]:
         """The permitted calls, in the format of the engine's process."""
-        return {"choices": list(self.choices), "strict": sorted(self.strict), "or_text": self.or_text}
-
-    def call(self, answer: str) -> Call | None:
-        """Parse the call in an answer. Returns None for text, and for a call that was cut off."""
-        text = answer.strip()
-        if text.startswith(CALL_OPENS):
-            text = text.removeprefix(CALL_OPENS).removesuffix(CALL_CLOSES).strip()
-        try:
-            value = json.loads(text) if text.startswith("{") else None
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(value, dict) or not any(value.get("name") == spec.name for spec in self.specs):
-            return None
-        arguments = value.get("arguments")
-        return Call(value["name"], compact(arguments)) if isinstance(arguments, dict) else None
-
-
-def may_be_call(text: str) -> bool:
-    """Return whether an answer that starts with this text can still become a call."""
-    start = text.lstrip()
-    return not start or start[0] == "{" or CALL_OPENS.startswith(start) or start.startswith(CALL_OPENS)
-
-
-def compact(value: object) -> str:
-    """Encode JSON without white space, as in calls."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return {"choices": list(self.choices), "strict": sorted(self.strict), "or_text": self.or_text, "parallel": self.parallel}
 
 
 MIN_RATIO, MAX_RATIO = 0.2, 0.8
@@ -123,7 +88,6 @@ class Unused(BaseModel):
     service_tier: SkipValidation[str | None] = None
     safety_identifier: SkipValidation[str | None] = None
     prompt_cache_key: SkipValidation[str | None] = None
-    parallel_tool_calls: SkipValidation[bool | None] = Field(default=None, description="Ignored: an answer has at most one call.")
 
 
 class TextPart(BaseModel):
@@ -175,12 +139,12 @@ class ChatMessage(BaseModel):
         return [*(call.function for call in self.tool_calls or ()), *([self.function_call] if self.function_call else [])]
 
     def to_message(self) -> Message:
-        """Convert the message for the engine: join its parts, and write its calls as text, one per line."""
+        """Convert the message for the engine, and join its parts."""
         parts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
-        text = "\n\n".join(parts)
-        if self.calls:
-            text = "\n".join(filter(None, (text, *map(_call_text, self.calls))))
-        return Message(_OURS.get(self.role, "tool"), text)
+        ids = [call.id or "" for call in self.tool_calls or ()] + [""]
+        calls = tuple(ToolCall(each.name, each.arguments or "{}", id_) for each, id_ in zip(self.calls, ids, strict=False))
+        role = _OURS.get(self.role, "tool")
+        return Message(role, "\n\n".join(parts), tool_calls=calls, tool_call_id=(self.tool_call_id or "") if role == "tool" else "")
 
 
 def _validate_messages(value: object, handler: ValidatorFunctionWrapHandler) -> object:
@@ -338,6 +302,9 @@ class ChatRequest(Unused):
         ]
         | None
     ) = None
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="If false, an answer has at most one call. By default, as many as the model's form has a place for."
+    )
     functions: list[FunctionSpec] | None = Field(default=None, description="The older form of `tools`; the choice is `function_call`.")
     function_call: (
         Annotated[Literal["none", "auto"] | FunctionName, with_message("function_call must be none, auto, or a function by name.")] | None
@@ -395,11 +362,17 @@ class ChatQuestion:
             "is_plain": self.is_plain,
             "tools": [] if self.tools is None else [spec.to_dict()["function"] for spec in self.tools.specs],
             "calls": None if self.tools is None else self.tools.calls,
-            "messages": [{"role": each.role, "content": each.content} for each in self.messages],
+            "messages": list(map(to_json, self.messages)),
             "kbs": [self.index] if self.searches else [],
             "sampling": {"max_tokens": None, **self.sampling, **forms},
             "options": options if self.has_question else {**options, "needs_question": False},
         }
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message for the engine's process."""
+    calls = {"tool_calls": [[call.name, call.arguments, call.id] for call in message.tool_calls]} if message.tool_calls else {}
+    return {"role": message.role, "content": message.content, "tool_call_id": message.tool_call_id, **calls}
 
 
 def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> ChatQuestion:
@@ -523,13 +496,6 @@ def read_tools(request: ChatRequest) -> Tools | None:
         strict=strict,
         schema=schema_of_calls(candidates, strict),
         or_text=choice in (None, "auto"),
+        parallel=not is_legacy and tool_name is None and request.parallel_tool_calls is not False,
         is_legacy=is_legacy,
     )
-
-
-def _call_text(function: EarlierFunction) -> str:
-    try:
-        arguments = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = function.arguments  # keep the text of a call that was cut off
-    return compact({"name": function.name, "arguments": arguments})

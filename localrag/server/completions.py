@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from localrag.server.chat_request import (
-    Call,
     ChatQuestion,
     ChatRequest,
     NumTokens,
@@ -23,7 +22,6 @@ from localrag.server.chat_request import (
     Temperature,
     TopP,
     Unused,
-    may_be_call,
     read,
 )
 from localrag.server.errors import Problem
@@ -229,6 +227,14 @@ async def complete_chat(request: Request, state: State, engine: Engine) -> Respo
     return await send_answer(request, engine, question, _ChatForm(question, engine.about["model"], state.metrics.record_answer))
 
 
+def _call_delta(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a piece of a call in OpenAI's format."""
+    if call["name"]:
+        function = {"name": call["name"], "arguments": call["arguments"]}
+        return {"index": call["index"], "id": call["id"], "type": "function", "function": function}
+    return {"index": call["index"], "function": {"arguments": call["arguments"]}}
+
+
 class _ChatForm:
     """Writes a chat completion in OpenAI's format, as one object or in chunks."""
 
@@ -236,18 +242,15 @@ class _ChatForm:
         self._question = question
         self._on_done = on_done
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._held = ""
-        """Held-back text that may become a call, with its logprobs."""
-        self._held_logprobs: list[Any] = []
 
     def whole(self, result: Mapping[str, Any]) -> dict[str, Any]:
         self._on_done(result)
-        call = self._call(result["answer"])
-        content = {"content": result["answer"]} if call is None else {"content": None, **self._call_fields(call)}
+        calls = self._calls(result)
+        content = {"content": result["answer"] or None if calls else result["answer"], **calls}
         choice = {
             "index": 0,
             "message": {"role": "assistant", **content, **_reasoning(result.get("reasoning", ""))},
-            "finish_reason": self._finish(result, call),
+            "finish_reason": self._finish(result),
             "logprobs": self._logprobs(result["logprobs"]),
         }
         return {
@@ -276,42 +279,42 @@ class _ChatForm:
                 return
         result = reply["done"]
         self._on_done(result)
-        call = self._call(result["answer"])
-        if call is not None:
-            yield self._event({"choices": [_choice(self._call_fields(call, index=0))]})
-        elif self._held:
-            yield self._event({"choices": [_choice({"content": self._held}, logprobs=self._logprobs(self._held_logprobs))]})
-        yield self._event({"choices": [_choice({}, self._finish(result, call))], **warnings_of(result)})
+        if self._is_legacy and (calls := self._calls(result)):
+            yield self._event({"choices": [_choice(calls)]})
+        yield self._event({"choices": [_choice({}, self._finish(result))], **warnings_of(result)})
         if self._question.includes_usage:
             yield self._event({"choices": [], "usage": usage(result), **answer_details(self._question, result)})
         yield {"data": "[DONE]"}
 
     def _chunks_of(self, reply: Mapping[str, Any]) -> list[dict[str, str]]:
-        """Return the chunk for a piece of an answer, or none while the text may become a call."""
-        text, tools = self._held + reply["text"], self._question.tools
-        logprobs = [*self._held_logprobs, *reply["logprobs"]]
-        if tools is not None and (not tools.or_text or may_be_call(text)):
-            self._held, self._held_logprobs, text, logprobs = text, logprobs, "", []
-        else:
-            self._held, self._held_logprobs = "", []
+        """Return the chunks for a piece of an answer: one for its text, and one for each piece of a call."""
+        text, logprobs = reply["text"], reply["logprobs"]
         delta = {**({"content": text} if text else {}), **_reasoning(reply["thought"])}
         counted = {"localrag": {"completion_tokens": reply["num_tokens"]}} if self._question.includes_usage else {}
         choice = _choice(delta, logprobs=self._logprobs(logprobs) if logprobs else None)
-        return [self._event({"choices": [choice], **counted})] if delta or logprobs or counted else []
+        chunks = [self._event({"choices": [choice], **counted})] if delta or logprobs or counted else []
+        calls = [] if self._is_legacy else reply.get("calls", [])
+        return [*chunks, *(self._event({"choices": [_choice({"tool_calls": [_call_delta(call)]})]}) for call in calls)]
 
-    def _call(self, answer: str) -> Call | None:
-        return None if self._question.tools is None else self._question.tools.call(answer)
+    @property
+    def _is_legacy(self) -> bool:
+        return self._question.tools is not None and self._question.tools.is_legacy
 
-    def _call_fields(self, call: Call, **more: int) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        if self._question.tools is not None and self._question.tools.is_legacy:
-            return {"function_call": function}
-        return {"tool_calls": [{**more, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}]}
+    def _calls(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields for the calls of an answer; {} without any."""
+        calls = result.get("tool_calls") or []
+        functions = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+        if not functions:
+            return {}
+        if self._is_legacy:
+            return {"function_call": functions[0]}
+        named = zip(calls, functions, strict=True)
+        return {"tool_calls": [{"id": call["id"], "type": "function", "function": function} for call, function in named]}
 
-    def _finish(self, result: Mapping[str, Any], call: Call | None) -> str:
-        if call is None or self._question.tools is None:
+    def _finish(self, result: Mapping[str, Any]) -> str:
+        if result["finish_reason"] != "stop" or not result.get("tool_calls"):
             return FINISHES[result["finish_reason"]]
-        return "function_call" if self._question.tools.is_legacy else "tool_calls"
+        return "function_call" if self._is_legacy else "tool_calls"
 
     def _logprobs(self, logprobs: Sequence[Any]) -> dict[str, Any] | None:
         if "logprobs" not in self._question.sampling:

@@ -8,7 +8,7 @@ The protocol is JSON lines. The first line to the engine has the options of the 
     {"op": "cancel", "id"}
 
 The engine first replies `{"ready": {…}}`, or `{"failed": {…}}` if the session cannot be opened. The replies to a request are
-`{"id", "begun": {…}}` with the prompt, any number of `{"id", "text", "thought", "num_tokens", "logprobs"}`, and finally either
+`{"id", "begun": {…}}` with the prompt, any number of `{"id", "text", "thought", "calls", "num_tokens", "logprobs"}`, and finally either
 `{"id", "done": {…}}` or `{"id", "problem": [status, detail]}`. Standard error has log messages for people.
 """
 
@@ -34,7 +34,7 @@ from localrag.server.errors import problem_of
 from localrag.session import Answer, Event, Prepared, Session, supplied
 from localrag.settings import Settings
 from localrag.text.sanitize import Redactor
-from localrag.types import Hit, Message, SamplingParams, ToolSpec
+from localrag.types import Hit, Message, SamplingParams, ToolCall, ToolSpec
 
 MAX_LINE_BYTES = 256 << 20
 
@@ -144,7 +144,7 @@ class _Worker:
         elif event.error is not None:
             self._refuse(number, event.error)
         else:
-            if event.text or event.thought or event.logprobs:
+            if event.text or event.thought or event.logprobs or event.calls:
                 self._send_piece(number, event)
             if event.answer is not None:
                 self._send({"id": number, "done": answer_facts(event, event.answer, self._redact)})
@@ -152,7 +152,8 @@ class _Worker:
     def _send_piece(self, number: int | str, event: Event) -> None:
         logprobs = [[list(each.piece), each.logprob, [[list(piece), value] for piece, value in each.top]] for each in event.logprobs]
         num_tokens = event.num_tokens if event.answer is None else event.answer.completion_tokens
-        self._send({"id": number, "text": event.text, "thought": event.thought, "num_tokens": num_tokens, "logprobs": logprobs})
+        piece = {"text": event.text, "thought": event.thought, "num_tokens": num_tokens, "logprobs": logprobs}
+        self._send({"id": number, **piece, "calls": list(map(asdict, event.calls))})
 
     def _refuse(self, number: int | str, error: LocalragError) -> None:
         self._send({"id": number, "problem": problem_of(error).parts})
@@ -174,7 +175,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
     options, calls = message["options"], message["calls"]
     tools = tuple(ToolSpec(**each) for each in message["tools"])
     return Question(
-        messages=tuple(Message(each["role"], each["content"]) for each in message["messages"]),
+        messages=tuple(map(_message, message["messages"])),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
         search=Search(
             kbs=tuple(message["kbs"]),
@@ -184,7 +185,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
         ),
         given=Given(tools=tools, must_call=tuple(calls["choices"]) if tools and not calls["or_text"] else ()),
         budget=BudgetOptions(context_ratio=options.get("context_ratio"), ends_after_s=message.get("max_seconds")),
-        calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,
+        calls=_tool_calls(calls) if tools else None,
         needs_question=options.get("needs_question", True),
         cite=options.get("cite"),
         unanswerable=options.get("unanswerable"),
@@ -192,6 +193,16 @@ def question_of(message: Mapping[str, Any]) -> Question:
         is_plain=message["is_plain"],
         id=message["id"],
     )
+
+
+def _tool_calls(given: Mapping[str, Any]) -> ToolCalls:
+    parallel = given.get("parallel", True)
+    return ToolCalls(choices=tuple(given["choices"]), strict=tuple(given["strict"]), or_text=given["or_text"], parallel=parallel)
+
+
+def _message(given: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(*each) for each in given.get("tool_calls", ()))
+    return Message(given["role"], given["content"], tool_calls=calls, tool_call_id=given.get("tool_call_id", ""))
 
 
 def prompt_facts(prepared: Prepared) -> dict[str, Any]:

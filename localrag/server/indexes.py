@@ -173,9 +173,9 @@ def create_index(body: IndexRequest, state: State) -> list[Document]:
     """Store documents in an index. Documents with existing ids are replaced. A missing index is created."""
     texts = _texts(body.documents)
     if texts:
-        embedder = state.embedders.for_texts()
+        fresh = None if state.has_index(body.index_name) else state.embedders.for_texts()  # without an embedder, none is created
         with open_knowledge_base(body.index_name, settings=state.settings, create=True) as kb:
-            kb.texts.put(texts, embedder)
+            kb.texts.put(texts, fresh or state.embedders.for_texts(kb))
     return [_document(text) for text in texts]
 
 
@@ -211,7 +211,7 @@ def update_documents(index_name: IndexName, body: UpdateDocumentRequest, state: 
         if files := kb.texts.files([document.doc_id for document in targets]):
             raise Problem(400, f"{min(files)[:200]!r} is a file. To update it, change the file and run localrag index again.")
         texts = _texts(targets)
-        outcomes = iter(kb.texts.update(texts, state.embedders.for_texts()) if texts else ())
+        outcomes = iter(kb.texts.update(texts, state.embedders.for_texts(kb)) if texts else ())
     for document in body.documents:
         kinds[next(outcomes) if document.doc_id else "not_found"].append(document)
     return response
@@ -269,7 +269,7 @@ def retrieve(body: RetrieveRequest, state: State) -> RetrieveResponse:
         if not body.query.strip():
             raise Problem(400, "Query string cannot be empty.")
         where = Where.equals(body.metadata_filter or {})
-        embedder = state.embedders.for_queries()
+        embedder = state.embedders.for_queries(kb)
         retriever = Retriever(knowledge_bases=[kb], embedder=embedder, learning=state.settings.learn)
         hits = retriever.search(body.query, top_k=body.max_node_count, where=where)
         results = list(nodes(kb, hits))

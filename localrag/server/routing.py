@@ -28,6 +28,8 @@ from localrag.text.tokens import Embedder, PrefixedEmbedder, embed_queries
 if TYPE_CHECKING:
     import numpy as np
 
+    from localrag.kb import KnowledgeBase
+
 
 _EMBED_BATCH = 32
 """Number of texts that a thread embeds before another thread gets its turn, so that questions do not wait long."""
@@ -67,16 +69,17 @@ State = Annotated[ServerState, Depends(_state)]
 class Embedders:
     """The embedders of a server, opened on first use and shared by all threads.
 
-    One embeds stored texts, the other questions. They are the same object if llama.cpp has no converted copy for questions. A given
-    `embedder` is used for both.
+    For each embedder of its knowledge bases, one embeds stored texts, the other questions. They are the same object if llama.cpp has no
+    converted copy for questions. A given `embedder` is used for everything.
     """
 
     def __init__(self, settings: Settings, embedder: Embedder | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        shared = None if embedder is None else SerialEmbedder(embedder)
+        self._given = None if embedder is None else SerialEmbedder(embedder)
         self._name = None if embedder is None else embedder.fingerprint
-        self._opened: dict[bool, SerialEmbedder | None] = {False: shared, True: shared}
+        self._opened: dict[tuple[str | None, bool], SerialEmbedder] = {}
+        """Embedders by the fingerprint of the knowledge base (None: it has no vectors yet) and by whether they are for questions."""
 
     @property
     def name(self) -> str:
@@ -87,21 +90,24 @@ class Embedders:
             self._name = Catalog.load(self._settings).embedder().name
         return self._name
 
-    def for_texts(self) -> SerialEmbedder:
-        """Return the embedder for stored texts. Raises errors of open_embedder."""
-        return self._get(for_queries=False)
+    def for_texts(self, kb: KnowledgeBase | None = None) -> SerialEmbedder:
+        """Return the embedder for texts stored in `kb`, by default that for new knowledge bases. Raises errors of open_embedder."""
+        return self._get(kb, for_queries=False)
 
-    def for_queries(self) -> SerialEmbedder:
-        """Return the embedder for questions. Raises errors of open_embedder."""
-        return self._get(for_queries=True)
+    def for_queries(self, kb: KnowledgeBase | None = None) -> SerialEmbedder:
+        """Return the embedder for questions to `kb`, by default that for new knowledge bases. Raises errors of open_embedder."""
+        return self._get(kb, for_queries=True)
 
-    def _get(self, *, for_queries: bool) -> SerialEmbedder:
+    def _get(self, kb: KnowledgeBase | None, *, for_queries: bool) -> SerialEmbedder:
+        if self._given is not None:
+            return self._given
+        fingerprint = None if kb is None or kb.embedder is None else kb.embedder[0]
         with self._lock:
-            embedder, other = self._opened[for_queries], self._opened[not for_queries]
+            embedder = self._opened.get((fingerprint, for_queries))
             if embedder is None:
-                candidate = open_embedder(self._settings, for_queries=for_queries)
-                embedder = other if other is not None and other.is_like(candidate) else SerialEmbedder(candidate)
-                self._opened[for_queries] = embedder
+                candidate = open_embedder(self._settings, for_queries=for_queries, kbs=[] if kb is None else [kb])
+                like = (each for each in self._opened.values() if each.is_like(candidate))
+                embedder = self._opened[fingerprint, for_queries] = next(like, None) or SerialEmbedder(candidate)
             return embedder
 
 

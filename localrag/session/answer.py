@@ -14,7 +14,7 @@ from localrag.question import DEFAULT_UNANSWERABLE, Question
 from localrag.session.answerability import Answerability, is_small_talk
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.text.sentences import units
-from localrag.types import Citation, Hit, Quote, Slot, Timings, TokenLogprob
+from localrag.types import Citation, Hit, Message, Quote, Slot, Timings, TokenLogprob, ToolCall
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
@@ -112,6 +112,8 @@ class Prepared:
     """The query that replaced a follow-up question; None if none was rewritten."""
     answerability: Answerability | None = None
     """How likely the knowledge bases answer the question; None if that is unknown."""
+    notes: tuple[str, ...] = ()
+    """What the prompt does otherwise than the model's chat template would, for tools and their calls."""
 
     @property
     def abstains(self) -> bool:
@@ -125,8 +127,8 @@ class Prepared:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for a smaller window or a shorter answer than requested, and for skipped reranking."""
-        return [*window_warnings(self.slot), *ledger_warnings(self.prompt.ledger)]
+        """Warnings for a smaller window or a shorter answer than requested, for skipped reranking, and for tools."""
+        return [*window_warnings(self.slot), *ledger_warnings(self.prompt.ledger), *self.notes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,13 @@ class Answer:
     """Sentences copied from the evidence; None if the answer could not quote."""
     copied_tokens: int = 0
     """How many of the completion tokens were copied from sources, not written."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of tools, which are not included in `text`. If `finish_reason` is not "stop", the last one may be cut off."""
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message, to go on with. Results follow as tool messages."""
+        return Message("assistant", self.text, tool_calls=self.tool_calls)
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -244,6 +253,7 @@ class Answer:
         copied = {} if self.quotes is None else {"copied_tokens": self.copied_tokens}
         return {
             "answer": self.text,
+            **({"tool_calls": [asdict(call) for call in self.tool_calls]} if self.tool_calls else {}),
             **({"reasoning": self.reasoning} if self.reasoning else {}),
             "finish_reason": self.finish_reason,
             "model": self.model,

@@ -172,7 +172,7 @@ class CouncilRun:
                 council=council,
                 messages=messages,
                 knowledge_bases=opened_kbs,
-                embedder=open_embedder(self._settings, for_queries=True) if opened_kbs else None,
+                embedder=open_embedder(self._settings, for_queries=True, kbs=opened_kbs) if opened_kbs else None,
                 learning=self._settings.learn,
             )
             self._needs = needs(council)

@@ -57,7 +57,9 @@ class Judge:
             return []
         if time.perf_counter() + self._expected_s(prompts) > ends_at:
             return None
-        jobs = [Job(prompt_ids=prompt, sampling=_ONE_TOKEN, watched=(*self._yes, *self._no)) for prompt in prompts]
+        watched, shared = (*self._yes, *self._no), _num_shared(prompts)
+        breakpoints = (shared,) if shared else ()
+        jobs = [Job(prompt_ids=prompt, sampling=_ONE_TOKEN, watched=watched, breakpoints=breakpoints) for prompt in prompts]
         try:
             with closing(self._engine.run(jobs, SCORE)) as events:
                 for event in events:
@@ -72,8 +74,7 @@ class Judge:
     def _expected_s(self, prompts: Sequence[list[int]]) -> float:
         """Expected seconds to evaluate all prompts, their shared prefix once; 0 if the speed is unknown."""
         speed = self._engine.speed
-        shared = min((common_length(prompts[0], each) for each in prompts[1:]), default=0)
-        num_tokens = sum(map(len, prompts)) - shared * (len(prompts) - 1)
+        num_tokens = sum(map(len, prompts)) - _num_shared(prompts) * (len(prompts) - 1)
         return num_tokens / speed.prefill_tokens_per_s if speed.is_known else 0.0
 
     def _score(self, job: Job) -> float:
@@ -92,6 +93,11 @@ class Judge:
     def _count(self, text: str) -> int:
         """Number of tokens as sent."""
         return count_content(text, self._engine.counter)
+
+
+def _num_shared(prompts: Sequence[list[int]]) -> int:
+    """Number of tokens with which all prompts begin, less than any of them has."""
+    return min((common_length(prompts[0][:-1], each[:-1]) for each in prompts[1:]), default=0)
 
 
 def _first_tokens(engine: Engine, texts: Iterable[str]) -> set[int]:

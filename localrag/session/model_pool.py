@@ -271,7 +271,7 @@ class ModelPool:
         return memory.plan(
             model.info,
             model.num_cells,
-            num_sequence_ids(model.num_sequences),
+            num_sequence_ids(model.num_sequences, model.info.state_bytes),
             flash_attention=self._flash_attention and not model.repeatable,
             gpu_layers=model.info.num_layers + 1 if self._has_gpu else 0,
             situation=Situation(available_bytes=0, gpu_available_bytes=0, python_bytes=0),

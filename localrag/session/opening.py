@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
-from localrag.errors import ConfigError, ModelNotFoundError, UsageError
+from localrag.errors import ConfigError, LocalragError, ModelNotFoundError, UsageError
 from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
-from localrag.text.tokens import PrefixedEmbedder
+from localrag.text.tokens import PrefixedEmbedder, prefixed_fingerprint
 
 if TYPE_CHECKING:
+    from localrag.catalog import Catalog
     from localrag.deliberation import Council
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
@@ -118,26 +119,58 @@ def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:
         raise ConfigError(f"[tags] of models.toml: {error.message}", hint=error.hint) from None
 
 
-def open_embedder(settings: Settings, name: str | None = None, *, for_queries: bool = False) -> Embedder:
+def open_embedder(settings: Settings, name: str | None = None, *, for_queries: bool = False, kbs: Sequence[KnowledgeBase] = ()) -> Embedder:
     """Open an embedder by its name in models.toml, or by the path of its folder or .gguf file.
 
-    With `for_queries`, use the folder's llama.cpp copy if indexing has made one (see `prepare_queries`). It does not need torch.
+    Without a name, it is the one in models.toml that embedded the knowledge bases `kbs`, else the default. With `for_queries`, use the
+    folder's llama.cpp copy if indexing has made one (see `prepare_queries`). It does not need torch.
     """
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
     catalog = Catalog.load(settings)
-    spec = catalog.embedder(name)
-    embedder = _embedder_at(catalog.open(spec), spec, settings, for_queries=for_queries)
+    spec = catalog.embedder(_embedder_of(kbs, catalog) if name is None else name)
+    path = catalog.open(spec)
+    sha256 = spec.sha256 or (catalog.digest(spec) if path.is_file() else None)  # part of its identity; hashed once
+    embedder = _embedder_at(path, spec, settings, sha256, for_queries=for_queries)
     if not spec.query_prefix and not spec.passage_prefix:
         return embedder
     return PrefixedEmbedder(embedder, query_prefix=spec.query_prefix, passage_prefix=spec.passage_prefix)
 
 
-def _embedder_at(path: Path, spec: ModelSpec, settings: Settings, *, for_queries: bool) -> Embedder:
+def fits(embedder: Embedder | None, kbs: Sequence[KnowledgeBase]) -> bool:
+    """Return whether this embedder made the vectors of all of these knowledge bases, as far as they have any."""
+    return embedder is not None and all(kb.embedder is None or kb.embedder[0] == embedder.fingerprint for kb in kbs)
+
+
+def _embedder_of(kbs: Sequence[KnowledgeBase], catalog: Catalog) -> str | None:
+    """Return the name of the embedder in models.toml that embedded all of these knowledge bases; None for the default, or if unknown."""
+    fingerprints = {kb.embedder[0] for kb in kbs if kb.embedder is not None}
+    if len(fingerprints) != 1:
+        return None
+    specs = sorted(catalog.embedders.values(), key=lambda spec: spec.name != catalog.default_embedder)  # the others seldom matter
+    return next((spec.name for spec in specs if _fingerprint(spec, catalog) in fingerprints), None)
+
+
+def _fingerprint(spec: ModelSpec, catalog: Catalog) -> str | None:
+    """Return the fingerprint of an embedder without loading it; None for one that cannot be used."""
+    try:
+        path = catalog.locate(spec)
+        if path.is_file():
+            own = spec.sha256 or catalog.digest(spec)
+        else:
+            from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
+
+            own = SentenceTransformerEmbedder(path, sha256=spec.sha256).fingerprint
+    except LocalragError:
+        return None
+    return prefixed_fingerprint(own, spec.query_prefix, spec.passage_prefix)
+
+
+def _embedder_at(path: Path, spec: ModelSpec, settings: Settings, sha256: str | None, *, for_queries: bool) -> Embedder:
     if path.is_file():
         from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # weight
 
-        return LlamaEmbedder(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=spec.sha256)
+        return LlamaEmbedder(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=sha256)
     from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
 
     original = SentenceTransformerEmbedder(path, sha256=spec.sha256)

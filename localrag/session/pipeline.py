@@ -8,19 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Protocol
 
-from localrag.engine.grammar import schema_of_calls
+from localrag.engine.grammar import grammar_of_calls, is_text, schema_of_calls
 from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
 from localrag.errors import EngineError, InterruptedRunError, LocalragError, UnanswerableError
-from localrag.question import DEFAULT_CITE, Question
+from localrag.question import DEFAULT_CITE, Question, ToolCalls
 from localrag.session.answer import Answer, Prepared
 from localrag.session.answerability import not_said
-from localrag.types import Completion, Hit, SamplingParams, Slot, TokenLogprob
+from localrag.text.tool_calls import CallDelta, CallReader
+from localrag.types import CallRules, Completion, Hit, SamplingParams, Slot, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
-    from localrag.text.tokens import Tokenizer
 
 WINDOW_QUESTIONS = 256
 """Number of questions that are prepared and sorted together, and so are in memory at the same time."""
@@ -41,6 +42,8 @@ class Event:
     thought: str = ""
     num_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
+    """Pieces of tool calls. They are not part of the text."""
     answer: Answer | None = None
     error: LocalragError | None = None
     documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
@@ -72,6 +75,8 @@ class InFlight:
     prepared: Prepared
     opened: ExitStack
     job: Job
+    reader: CallReader | None = None
+    """Separates tool calls from text; None if the answer cannot have any."""
     is_dropped: bool = False
 
 
@@ -153,15 +158,17 @@ class Pipeline:
             assessed = prepared.answerability
             raise UnanswerableError(assessed.probability, assessed.threshold, [hit.label for hit in prepared.prompt.hits])
         composed, ends_after_s = prepared.prompt, prepared.question.budget.ends_after_s
+        sampling, reader = _sampling_of(prepared, session.engine)
         job = Job(
             prompt_ids=list(composed.token_ids),
-            sampling=_sampling_of(prepared, session.engine.tokenizer),
+            sampling=sampling,
             deadline=prepared.deadline if ends_after_s is None else arrived + ends_after_s,
             breakpoints=composed.breakpoints,
+            text_end=composed.text_end,
             thinking=composed.thinking,
             num_cells=composed.num_cells,
         )
-        flight = InFlight(prepared.question, session, prepared, own, job)
+        flight = InFlight(prepared.question, session, prepared, own, job, reader)
         job.tag = self._in_flight[prepared.question.id] = flight
         return flight
 
@@ -182,9 +189,11 @@ class Pipeline:
         sequence = event.job.sequence
         if event.token_id is None or flight.is_dropped or sequence is None:
             return Event()
+        text, calls = flight.reader.feed(event.text) if flight.reader else (event.text, [])
         return Event(
             question=flight.question,
-            text=event.text,
+            text=text,
+            calls=tuple(calls),
             thought=event.thought,
             num_tokens=len(sequence.completion_ids),
             logprobs=event.logprobs,
@@ -207,12 +216,20 @@ class Pipeline:
             try:
                 if event.completion is None:
                     raise event.error or EngineError("An answer ended without a completion.")
-                answer = flight.session.finish(flight.prepared, event.completion)
+                text, calls, completion = _read_to_end(flight.reader, event.text, event.completion)
+                answer = flight.session.finish(flight.prepared, completion)
+                answer = replace(answer, tool_calls=flight.reader.calls) if flight.reader and flight.reader.calls else answer
                 documents = flight.session.documents_of(answer.hits) if self._policy.is_stream else {}
             except LocalragError as error:
                 return Event(question=question, error=error)
             return Event(
-                question=question, text=event.text, thought=event.thought, logprobs=event.logprobs, answer=answer, documents=documents
+                question=question,
+                text=text,
+                calls=calls,
+                thought=event.thought,
+                logprobs=event.logprobs,
+                answer=answer,
+                documents=documents,
             )
 
 
@@ -230,13 +247,13 @@ def _is_timed(question: Question | Prepared) -> bool:
 
 
 def may_enforce_citations(prepared: Prepared) -> bool:
-    """Whether the grammar of citations applies: there is evidence for the question, and nothing else shapes the answer."""
+    """Whether the text of an answer may be held to the citations: there is evidence for the question, and no schema."""
     question, composed = prepared.question, prepared.prompt
     return (
         (question.quote or (question.cite or DEFAULT_CITE) == "enforced")
         and bool(composed.hits or question.thread.again)
         and (composed.thinking is None or composed.thinking.shows_beginning)
-        and is_free_text(question)
+        and (question.calls is not None or is_free_text(question))
     )
 
 
@@ -245,18 +262,56 @@ def is_free_text(question: Question) -> bool:
     return question.sampling.json_schema is None and question.calls is None and not question.given.tools and not question.is_plain
 
 
-def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:
-    """The sampling of the answer, limited to the available room and without calls to tools that were left out of the prompt."""
+def _read_to_end(reader: CallReader | None, text: str, completion: Completion) -> tuple[str, tuple[CallDelta, ...], Completion]:
+    """Read the last piece of an answer. Return its text and calls, and the completion with the text without calls."""
+    if reader is None:
+        return text, (), completion
+    said, calls = reader.feed(text)
+    last, more = reader.finish()
+    return said + last, (*calls, *more), replace(completion, text=reader.text)
+
+
+def with_calls(question: Question) -> Question:
+    """Return a question with the schema of the calls that its answer may make; unchanged if it has no tools or a form of its own."""
+    tools, calls = question.given.tools, question.calls
+    if not tools or question.sampling.json_schema is not None or (calls is None and question.is_plain):
+        return question
+    calls = calls or ToolCalls(choices=tuple(tool.name for tool in tools))
+    schema = schema_of_calls([tool for tool in tools if tool.name in calls.choices], calls.strict)
+    return replace(question, calls=calls, sampling=replace(question.sampling, json_schema=schema, or_text=calls.or_text))
+
+
+def _sampling_of(prepared: Prepared, engine: Engine) -> tuple[SamplingParams, CallReader | None]:
+    """The sampling of the answer, limited to the available room and without calls to tools that were left out of the prompt.
+
+    The reader separates calls from text, if there may be any.
+    """
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
     if may_enforce_citations(prepared):
         labels = tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier)))
         sampling = replace(sampling, citations=labels, cites_first=question.cite_instruction is None)
         if composed.quotable is not None:
-            sampling = replace(sampling, quotes=composed.quotable.copies(tokenizer, sampling.stop))
+            sampling = replace(sampling, quotes=composed.quotable.copies(engine.tokenizer, sampling.stop))
+    if calls is None:
+        return sampling, None
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}
-    if calls is None or not omitted:
-        return sampling
     specs = [tool for tool in question.given.tools if tool.name in calls.choices and tool.name not in omitted]
-    schema = schema_of_calls(specs, calls.strict) if specs else None
-    return replace(sampling, json_schema=schema, or_text=calls.or_text and bool(specs))
+    if not specs:
+        return replace(sampling, json_schema=None, or_text=False), None
+    schema = schema_of_calls(specs, calls.strict) if omitted or sampling.json_schema is None else str(sampling.json_schema)
+    markup = engine.template.call_markup
+    markup = markup if calls.parallel else replace(markup, between=None)
+    special_texts = engine.tokenizer.special_texts
+    rules = CallRules(
+        grammar=grammar_of_calls(schema, markup, special_texts, or_text=calls.or_text),
+        shown_ids=markup.mark_ids(special_texts),
+        written=markup.written,
+        opener=markup.opener,
+        opener_ids=markup.opener_ids((*special_texts, *engine.tokenizer.tag_texts)),
+    )
+    if not calls.or_text or markup.text or not markup.opener or (markup.is_anywhere and not rules.opener_ids):
+        sampling = replace(sampling, citations=())  # there is no text, or no token that tells a call from it
+    properties = {spec.name: spec.parameters.get("properties") or {} for spec in specs}
+    reader = CallReader(markup, tuple(properties), lambda name, key: is_text(properties[name].get(key)), lambda: f"call_{token_hex(12)}")
+    return replace(sampling, json_schema=schema, or_text=calls.or_text, call_rules=rules), reader

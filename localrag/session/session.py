@@ -23,8 +23,8 @@ from localrag.question import Question, Search
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
-from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
+from localrag.session.opening import fits, names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
+from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text, with_calls
 from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
@@ -88,6 +88,8 @@ class Session:
         """Knowledge base names of this session if it is a copy made by `scoped`."""
         self._in_flight: dict[str | int, InFlight] = {}
         self._calibrations: dict[str, Calibration | None] = {}
+        self._embedders: dict[tuple[str, ...], Embedder] = {}
+        """Embedders by the knowledge bases that questions name, where that of the session does not fit. Copies share them."""
         self._tuned: Search | None = None
 
     @classmethod
@@ -119,7 +121,7 @@ class Session:
         profile, weights = open_profile(budget, settings=settings)
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names_of(kbs), settings=settings, opened=stack)
-            embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
+            embedder = open_embedder(settings, for_queries=True, kbs=knowledge_bases) if knowledge_bases else None
             reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
             engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
             stack.callback(engine.close)
@@ -159,6 +161,7 @@ class Session:
         if question.search.kbs not in (None, self._scope):
             with self.scoped(question) as session:
                 return session.prepare(question, write=write)
+        question = with_calls(question)
         started_at = question.budget.started_at or time.perf_counter()
         query = search_query(question.messages, needs_question=question.needs_question)
         retriever = self.retriever_until(question.budget.max_seconds, started_at)
@@ -176,7 +179,13 @@ class Session:
             deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
             answerability=answerability,
+            notes=self._notes(question),
         )
+
+    def _notes(self, question: Question) -> tuple[str, ...]:
+        """What the last prompt did otherwise than the template, for tools and their calls."""
+        has_calls = question.given.tools or any(message.tool_calls for message in question.messages)
+        return self.engine.template.notes if has_calls and not question.is_plain else ()
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
         """Answer questions under a policy. Every caller runs its questions through this method.
@@ -277,7 +286,7 @@ class Session:
     def _inputs(self, question: Question, selection: Selection) -> PromptInputs:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
-        think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
+        think_tokens = 0 if is_timed else self._room_to_think(question)  # reasoning without an answer is useless
         form = self.engine.template.thinking if think_tokens else None
         is_enforceable = form is None or begins_with_token(form, self.engine.tokenizer)
         has_logprobs = question.sampling.logprobs is not None  # copied tokens have none
@@ -301,6 +310,14 @@ class Session:
             cite=_instruction(question, quotes=quotes and bool(selection.hits)),
             quotes=quotes,
         )
+
+    def _room_to_think(self, question: Question) -> int:
+        """Tokens for thoughts. Before calls, the engine must see where thoughts end, since the grammar of calls begins there."""
+        form = self.engine.template.thinking if question.calls is not None else None
+        if form is None:
+            return question.sampling.room_to_think
+        is_seen = bool(form.closes) and begins_with_token(form, self.engine.tokenizer)
+        return question.sampling.think_tokens if is_seen and question.sampling.logprobs is None else 0
 
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
         """Measure the demand of each section in tokens of this model. `is_plain` skips the model's template."""
@@ -394,9 +411,18 @@ class Session:
             session = copy.copy(self)
             session._scope = names  # noqa: SLF001  # a copy of itself
             session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=stack))
-            if names and self.embedder is None:
-                self.embedder = session.embedder = open_embedder(settings, for_queries=True)
+            if names and not fits(self.embedder, session.knowledge_bases):
+                session.embedder = self._other_embedder(names, session.knowledge_bases, settings)
             yield session
+
+    def _other_embedder(self, names: tuple[str, ...], kbs: Sequence[KnowledgeBase], settings: Settings) -> Embedder:
+        """Return the embedder of knowledge bases, kept for the next question unless they have been embedded again since."""
+        kept = self._embedders.get(names)
+        if kept is None or not fits(kept, kbs):
+            kept = self._embedders[names] = open_embedder(settings, for_queries=True, kbs=kbs)
+        if self.embedder is None:
+            self.embedder = kept
+        return kept
 
     def documents_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Map each hit's label to the id and metadata of its document. Documents deleted since are left out."""
@@ -493,7 +519,7 @@ class Session:
             answerability=prepared.answerability,
             abstained=prepared.abstains,
             embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
-            warnings=(*self.warnings, *ledger_warnings(ledger)),
+            warnings=(*self.warnings, *ledger_warnings(ledger), *prepared.notes),
         )
 
     def close(self) -> None:

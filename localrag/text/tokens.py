@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localrag.text.thinking import ThinkingForm
+    from localrag.text.tool_calls import CallMarkup
     from localrag.types import Message, ToolSpec
 
 
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
 class Segment:
     """A stretch of a rendered prompt: the content of the message with index `message`, or text of the template.
 
-    `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions.
-    Content, which includes every message, must never be read as markup.
+    `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions. `call` is the
+    index of the message whose tool calls the text belongs to: a name, a part of the arguments, or template text around them. Content,
+    which includes every message, must never be read as markup. The content of a tool's result is escaped where the template escapes it.
     """
 
     text: str
     message: int | None = None
     tools: bool = False
     is_content: bool = False
+    call: int | None = None
 
     def __post_init__(self) -> None:
         if self.message is not None:
@@ -92,6 +95,16 @@ class ChatTemplate(Protocol):
     @property
     def thinking(self) -> ThinkingForm | None:
         """How models of this template mark thoughts; None if they do not think."""
+        ...
+
+    @property
+    def call_markup(self) -> CallMarkup:
+        """How models of this template write tool calls."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the last prompt with tools or calls does otherwise than the template, as sentences."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:

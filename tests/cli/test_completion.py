@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import click
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from localrag.cli import COMMANDS, cli, completion, main, options
 from tests.cli.test_cli import HEAVY
 
-SHIPPED = ["smollm2-135m", "qwen3-4b", "athene-v2-agent", "gpt-oss-120b"]
+CATALOGUE = tomllib.loads((Path(__file__).parents[2] / "models.toml").read_text())
+SHIPPED, EMBEDDERS = list(CATALOGUE["models"]), list(CATALOGUE["embedders"])
 MODELS = '[models.alpha]\npath = "a"\n[models.beta]\npath = "b"\n[embedders.vec]\npath = "v"\n[budgets.long]\n[councils.wise]\n'
 
 
@@ -52,11 +55,11 @@ def complete(tmp_path, monkeypatch):
         ("localrag ask why --kb n", ["notes"]),
         ("localrag ask --model ", ["alpha", "beta", *SHIPPED, "echo"]),
         ("localrag ask --models other.toml --model ", ["gamma", "alpha", "beta", *SHIPPED, "echo"]),
-        ("localrag bundle x.zip --embedder ", ["vec", "minilm"]),
+        ("localrag bundle x.zip --embedder ", ["vec", *EMBEDDERS]),
         ("localrag budget --budget l", ["long"]),
         ("localrag council --council ", ["wise", "default", "athene-judge"]),
         ("localrag kb show ", ["handbook", "notes"]),
-        ("localrag models pull ", ["alpha", "beta", *SHIPPED, "vec", "minilm"]),
+        ("localrag models pull ", ["alpha", "beta", *SHIPPED, "vec", *EMBEDDERS]),
         ("localrag models optimize b", ["beta"]),
         ("localrag comp", ["completion"]),
         ("localrag ", list(COMMANDS)),

@@ -14,7 +14,8 @@ import pytest
 from localrag.catalog import Catalog
 from localrag.cli import main
 from localrag.cli.models import optimize_command, toml_lines
-from localrag.engine.optimize import Candidate, Kept, Limits, Measured, keep, verdict
+from localrag.engine.gguf import read_header
+from localrag.engine.optimize import Candidate, Kept, Limits, Measured, keep, trained_for, verdict
 from localrag.engine.quality import Quality, Run
 from localrag.settings import Settings
 from localrag.types import ModelSpec
@@ -153,6 +154,29 @@ def test_at_a_terminal_it_asks(optimize, place, reply, num_kept):
 def measured(kind="Q8_0", *, prompt_s=1.0, answer_s=1.0, mean_kl=0.0, path=Path("m.gguf")):
     found = Quality(num_tokens=10, perplexity=9.0, mean_kl=mean_kl, p99_kl=mean_kl, top1_agreement=1.0)
     return Measured(file_type=kind, path=path, size_bytes=10, quality=found, runs=[Run(1024, prompt_s, 128, answer_s)])
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        ("gemma-3-4b-it-qat-q4_0.gguf", {}, "its name says so: gemma-3-4b-it-qat-q4_0.gguf"),
+        ("m.gguf", {"general.name": "Gemma 3 It Qat"}, "its name says so: Gemma 3 It Qat"),
+        ("LFM2.5-QAD-Q4_0.gguf", {}, "its name says so: LFM2.5-QAD-Q4_0.gguf"),
+        ("m.gguf", {"general.file_type": 38}, "its experts are MXFP4, as it was trained"),
+        ("qatar-7b.gguf", {"general.name": "Squat"}, None),
+        ("tiny.gguf", {}, None),
+    ],
+)
+def test_a_file_trained_for_its_quantization_is_known_by_its_name_or_type(tmp_path, file, changes, reason):
+    assert trained_for(read_header(write_model(tmp_path / file, changes=changes))) == reason
+
+
+def test_such_a_file_is_warned_about_before_anything_is_made(optimize, place):
+    qat = write_model(place / "tiny-qat.gguf")
+    code, _, err = optimize(qat, "--type", "Q8_0")
+    assert code == 0
+    assert err.index("Warning: ") < err.index("optimize ")
+    assert json.loads(optimize(qat, "--type", "Q8_0", "--json")[1])["trained_for_quantization"] == "its name says so: tiny-qat.gguf"
 
 
 def test_verdicts_by_hand():

@@ -47,5 +47,5 @@ def test_an_index_made_with_other_prefixes_is_refused_with_a_way_out(localrag, r
     assert localrag("search", "hot bed", "--kb", "k", "--mode", "semantic", "--models", file)[0] == 0
     error = refused(6, "search", "hot bed", "--kb", "k", "--mode", "semantic", "--models", catalogue_with(query_prefix="query: "))
     assert "was indexed with another embedder" in error
-    assert "with the same prefixes, or index the documents into a new one" in error
+    assert "with the same prefixes, or embed it again with the other one: localrag kb reembed k" in error
     assert localrag("search", "hot bed", "--kb", "k", "--mode", "keyword", "--models", file)[0] == 0

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.citation import cite
-from localrag.engine.grammar import NO_TAG, byte_vocabulary, grammar_of_citations, tags_of
+from localrag.engine.grammar import NO_TAG, byte_vocabulary, grammar_of_calls, grammar_of_citations, schema_of_calls, tags_of
+from localrag.text.tool_calls import PLAIN, CallReader
+from localrag.types import CallRules, ToolSpec
 
 LABELS = ("KB#1", "KB#12", "KB#pets/12")
 END = 257
@@ -116,3 +118,58 @@ def test_only_the_engine_writes_quotation_marks_in_an_answer_that_may_quote():
     matcher = byte_vocabulary().citing_matcher(LABELS, 80, QUOTES.items())
     assert [mark for mark in "\"'x" if not matcher.allows(ord(mark))] == ['"']
     assert byte_vocabulary().citing_matcher(LABELS, 80).allows(ord('"'))
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
+WEATHER = ToolSpec("weather", parameters=CITY)
+RULES = CallRules(
+    grammar_of_calls(schema_of_calls([WEATHER], ()), PLAIN, or_text=True),
+    shown_ids=frozenset(),
+    written=PLAIN.written,
+    opener=PLAIN.opener,
+)
+
+
+def written_by(matcher, rng, preferred, max_tokens):
+    """What a random writer with a preference writes under a grammar, and whether it ended."""
+    text = b""
+    for _ in range(max_tokens):
+        token = rng.choice(preferred)
+        if not matcher.allows(token):
+            token = int(rng.choice(matcher.allowed().nonzero()[0]))
+        matcher.accept(token)
+        if token == END:
+            return text.decode("utf-8", "ignore"), True
+        text += bytes([token])
+    return text.decode("utf-8", "ignore"), False
+
+
+def test_an_answer_that_may_call_a_tool_calls_it_or_cites():
+    kinds = set()
+    for seed in range(60):
+        rng = random.Random(seed)
+        matcher = byte_vocabulary().calling_matcher(RULES, LABELS, 300, is_first=True)
+        text, has_ended = written_by(matcher, rng, (END, *b'{"nweather:} [KB#1]x'), 300)
+        if text.startswith("{"):
+            reader = CallReader(PLAIN, ("weather",), lambda _name, _key: True, lambda: "id")
+            reader.feed(text)
+            reader.finish()
+            assert not has_ended or [call.name for call in reader.calls] == ["weather"]
+            kinds.add("call")
+        else:
+            assert text.startswith(tuple(tags_of(LABELS)))
+            assert supplied_only(text)
+            kinds.add("text")
+    assert kinds == {"call", "text"}
+
+
+def test_a_text_that_may_call_a_tool_cannot_become_a_call_later_or_end_without_a_tag():
+    matcher = byte_vocabulary().calling_matcher(RULES, LABELS, 300)
+    matcher.accept(ord("a"))
+    assert not matcher.allows(END)
+    for byte in b'{"name": "weather"} [KB#1':
+        assert matcher.allows(byte)
+        matcher.accept(byte)
+    assert not matcher.allows(ord("3"))
+    matcher.accept(ord("]"))
+    assert matcher.allows(END)

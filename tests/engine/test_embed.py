@@ -5,8 +5,9 @@ from localrag.engine.convert import convert
 from localrag.engine.embed import BATCH_TEXTS, EmbeddingContext, LlamaEmbedder
 from localrag.engine.llama import LlamaModel
 from localrag.errors import EngineError, KnowledgeBaseError, ModelFileError
+from localrag.text.tokens import PrefixedEmbedder
 from tests.bert_folders import HIDDEN, POSITIONS, write_folder
-from tests.gguf_files import write_model, write_vocab
+from tests.gguf_files import write_gguf, write_model, write_vocab
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,60 @@ def test_batches_that_llama_cpp_would_abort_on(file):
     context.embed([[2, 3]], out)
     context.close()
     model.close()
+
+
+def test_the_tokenizer_of_multilingual_embedders(tmp_path):
+    """e5 and bge-m3 are files of the architecture bert with the unigram tokenizer of XLM-RoBERTa: pieces with scores, <s> and </s>."""
+    pieces = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "▁",
+        *(f"▁{word}" for word in ("query", "passage", "heiß", "chaud", "مرحبا")),
+        *"abcdeß:漢字",
+    ]
+    width, rng = 32, np.random.default_rng(0)
+    norms = {"weight": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
+    tensors = {"token_embd.weight": (len(pieces), width), "position_embd.weight": (64, width), "token_types.weight": (1, width)}
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        tensors |= {f"blk.0.{name}.weight": (width, width), f"blk.0.{name}.bias": (width,)}
+    tensors |= {"blk.0.ffn_up.weight": (64, width), "blk.0.ffn_up.bias": (64,), "blk.0.ffn_down.weight": (width, 64)}
+    tensors |= {"blk.0.ffn_down.bias": (width,)}
+    weights = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in tensors.items()}
+    for place in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        weights |= {f"{place}.{part}": value for part, value in norms.items()}
+    keys = {
+        "general.architecture": "bert",
+        "general.name": "Tiny XLM-R",
+        "bert.context_length": 64,
+        "bert.block_count": 1,
+        "bert.embedding_length": width,
+        "bert.feed_forward_length": 64,
+        "bert.attention.head_count": 2,
+        "bert.attention.layer_norm_epsilon": 1e-5,
+        "bert.attention.causal": False,
+        "bert.pooling_type": 1,
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * 4 + [-float(rank) for rank in range(1, len(pieces) - 3)],
+        "tokenizer.ggml.token_type": [3, 3, 3, 2] + [1] * (len(pieces) - 4),
+        "tokenizer.ggml.token_type_count": 1,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+    }
+    embedder = LlamaEmbedder(write_gguf(tmp_path / "xlmr.gguf", keys, weights), home=tmp_path)
+    ids = embedder.input_ids("query: heiß")
+    assert (ids[0], ids[-1]) == (0, 2)
+    assert [pieces[one] for one in ids[1:-1]] == ["▁query", ":", "▁heiß"]
+    told = PrefixedEmbedder(embedder, query_prefix="query: ", passage_prefix="passage: ")
+    question, passage = told.embed_queries(["heiß"])[0], told.embed(["heiß"])[0]
+    assert np.allclose(question, embedder.embed(["query: heiß"])[0], atol=1e-5)
+    assert not np.allclose(question, passage, atol=1e-3)
+    assert told.fingerprint != embedder.fingerprint
+    embedder.close()

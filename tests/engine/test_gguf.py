@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 from localrag.engine.gguf import read_header
 from localrag.engine.llama_lib import library
+from localrag.errors import ModelFileError
 from localrag.types import ModelInfo
 from tests.gguf_files import (
     ARRAY,
@@ -132,6 +133,7 @@ def test_tiny_model_against_the_gguf_package_and_the_loaded_model(tmp_path: Path
         chat_template=CHATML,
         num_tensors=len(reader.tensors),
         quantization="Q8_0",
+        layer_kv=((16, 16),) * 2,
     )
     with llama_model(path, vocab_only=False) as (lib, model):
         assert lib.llama_model_n_ctx_train(model) == info.n_ctx_train
@@ -171,6 +173,38 @@ def test_sliding_window(tmp_path: Path) -> None:
     assert read_header(write_model(path, changes={"llama.attention.sliding_window": 0})).sliding_window is None
     info = read_header(write_model(path, changes={"llama.attention.key_length_swa": 32}))
     assert (info.head_size_k, info.head_size_v) == (32, 8)  # the larger kind of layer bounds the cache
+
+
+@pytest.mark.parametrize(
+    ("changes", "layer_kv"),
+    [
+        ({"attention.key_length_mla": 24, "attention.value_length_mla": 16}, ((16, 0), (16, 0))),  # latent: values come from the keys
+        ({"attention.shared_kv_layers": 1}, ((16, 16),)),
+        ({"nextn_predict_layers": 1}, ((16, 16),)),
+        ({"nextn_predict_layers": 9}, ()),
+        ({"attention.key_length_swa": 32, "attention.sliding_window_pattern": [True, False]}, ((64, 16), (16, 16))),
+        ({"attention.key_length_swa": 32, "attention.sliding_window_pattern": 2}, ((64, 16), (64, 16))),
+        ({"attention.causal": False}, ()),
+        ({"attention.causal": True}, ((16, 16), (16, 16))),
+    ],
+)
+def test_what_each_layer_keeps(tmp_path: Path, changes: dict[str, object], layer_kv: tuple[tuple[int, int], ...]) -> None:
+    info = read_header(write_model(tmp_path / "m.gguf", changes={f"llama.{key}": value for key, value in changes.items()}))
+    assert info.layer_kv == layer_kv
+    assert info.kv_bytes_per_token == 2 * sum(map(sum, layer_kv))
+    assert info.prefix_reuse == "at any token"
+
+
+def test_recurrent_layers(tmp_path: Path) -> None:
+    state = {"llama.ssm.conv_kernel": 4, "llama.ssm.inner_size": 64, "llama.ssm.state_size": 16, "llama.ssm.group_count": 1}
+    info = read_header(write_model(tmp_path / "m.gguf", changes=state | {"llama.attention.head_count_kv": [2, 0]}))
+    assert info.layer_kv == ((16, 16),)
+    assert info.state_bytes == 4 * (3 * (64 + 2 * 16) + 64 * 16)
+    assert "recurrent" in info.prefix_reuse
+    alone = read_header(
+        write_model(tmp_path / "m.gguf", changes=state | {"llama.attention.head_count": 0, "llama.attention.head_count_kv": None})
+    )
+    assert (alone.layer_kv, alone.state_bytes) == ((), 2 * info.state_bytes)
 
 
 def test_version_2(tmp_path: Path) -> None:
@@ -254,6 +288,8 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("llama.block_count", 513, "1 to 512"),
         ("llama.embedding_length", None, "lacks llama.embedding_length"),
         ("llama.embedding_length", 3, "heads of 0 elements"),
+        ("llama.attention.sliding_window_pattern", [True, False, True], "where 2 of type bool belong"),
+        ("llama.attention.causal", 1, "where a bool belongs"),
         ("llama.attention.head_count", None, "no attention heads"),
         ("llama.attention.head_count", 0, "no attention heads"),
         ("llama.attention.head_count", 1025, "0 to 1024"),
@@ -311,9 +347,45 @@ def test_sentencepiece_needs_its_bytes(tmp_path: Path) -> None:
 def test_parts_of_a_split_model(tmp_path: Path) -> None:
     path = tmp_path / "m-00001-of-00003.gguf"
     path.write_bytes(raw_file(*raw_pairs(), pair("split.count", 2, struct.pack("<H", 3))))
-    error = refusal(path)
+    assert "m-00002-of-00003.gguf does not exist" in refusal_of_another(path).message
+    keys = [*raw_pairs(), pair("split.count", 2, struct.pack("<H", 3))]
+    for number, words in ((2, "is not part 2 of 3"), (1, "m-00003-of-00003.gguf does not exist")):
+        (tmp_path / "m-00002-of-00003.gguf").write_bytes(raw_file(*keys, pair("split.no", 2, struct.pack("<H", number))))
+        assert words in refusal_of_another(path).message
+    assert "is one of 3 parts" in refusal(tmp_path / "m-00002-of-00003.gguf").message
+    path.rename(tmp_path / "m.gguf")
+    error = refusal(tmp_path / "m.gguf")
     assert "is one of 3 parts" in error.message
-    assert "--merge" in str(error.hint)
+    assert "NAME-00001-of-00003.gguf" in str(error.hint)
+
+
+def refusal_of_another(path: Path) -> ModelFileError:
+    """The error of a file that names one of its other parts."""
+    with pytest.raises(ModelFileError) as caught:
+        read_header(path)
+    return caught.value
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=10)
+    for key, value in bpe_keys().items():
+        if key != "general.architecture":
+            add = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add[type(value)](key, value)
+    for name, tensor_ in tiny_tensors(266).items():
+        writer.add_tensor(name, tensor_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(tmp_path.glob("m-*.gguf"))
+    info = read_header(first)
+    assert (info.num_tensors, info.file_size) == (20, first.stat().st_size + second.stat().st_size)
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-1])
+    assert "is truncated" in refusal_of_another(first).message
+    second.write_bytes(first.read_bytes())
+    assert "is not part 2 of 2" in refusal_of_another(first).message
 
 
 def test_architecture_is_needed(tmp_path: Path) -> None:

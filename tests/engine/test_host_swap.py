@@ -42,6 +42,16 @@ def test_what_was_used_longest_ago_goes_first_and_no_state_is_larger_than_the_sh
     assert (swap.longest([3]), length) == (None, 1)
 
 
+def test_a_state_that_cannot_be_truncated_is_found_by_its_checkpoints():
+    swap = HostSwap()
+    swap.put([1, 2, 3, 4, 5, 6], b"state", {2: b"two", 4: b"four"})
+    assert swap.num_bytes == len(b"statetwofour")
+    assert [match and match[1] for match in (swap.longest([1, 2, 3, 4, 5, 6, 7][:length]) for length in range(1, 8))] == [
+        *(None, 2, 2, 4, 4, 6, 6)
+    ]
+    assert swap.longest([1, 9]) is None
+
+
 def test_a_shelf_has_room_for_a_context_within_the_memory_that_is_free():
     swap = HostSwap()
     assert swap.fit(10 << 30, 50 << 30)

@@ -20,6 +20,7 @@ INFO = replace(  # the default model's shape
     num_layers=30,
     num_heads=9,
     num_kv_heads=(3,) * 30,
+    layer_kv=((192, 192),) * 30,
     embedding_length=576,
     head_size_k=64,
     head_size_v=64,
@@ -229,7 +230,7 @@ def test_a_window_may_have_the_cells_that_are_there_where_no_more_fit(tmp_path):
     with open_model(write_model(tmp_path / "m.gguf"), name="m") as engine:
         engine.reserve(256)
         backend = engine._backend
-        backend.info = replace(backend.info, num_kv_heads=(1 << 40,))  # no machine has the memory for a context of this
+        backend.info = replace(backend.info, layer_kv=((1 << 40, 1 << 40),))  # no machine has the memory for a context of this
         slot = engine.make_slot(None)
     assert (slot.n_ctx, slot.bound) == (256, "memory")
 

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.engine.speed import MAX_KEPT, Speed, SpeedFile
+from localrag.engine.attention import machine_key, machine_speed
+from localrag.engine.speed import MAX_KEPT, MachineSpeed, Speed, SpeedFile
+from localrag.engine.threads import ThreadGovernor, num_cores
+from tests.homes import know_machine
 
 A, B = 8e-3, 4e-6  # seconds a prompt token, and seconds more for each token before it
 DA, DB = 20e-3, 6e-6
@@ -216,3 +219,19 @@ def test_processes_and_threads_that_save_at_once_never_leave_a_damaged_file(tmp_
     assert num_read > 0
     assert [writer.returncode for writer in writers] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["speeds.json"]
+
+
+def test_the_speed_of_a_machine_is_measured_once_and_kept(tmp_path):
+    told, governor = [], ThreadGovernor()
+    speed = machine_speed(tmp_path, governor, lambda: told.append(1))
+    assert told == [1]
+    assert speed.prefill_weights_per_s > 0
+    assert 0 <= speed.prefill_slope <= 2e-3
+    assert speed.decode_bytes_per_s > 0
+    know_machine(tmp_path, prefill_weights_per_s=2e9, decode_bytes_per_s=3e9)
+    kept = machine_speed(tmp_path, governor, lambda: told.append(2))
+    assert (kept.prefill_s(100, 10**9), kept.decode_tokens_per_s(1e9)) == (50.0, 3.0)
+    assert MachineSpeed(2e9, 1e-3, 3e9).prefill_s(1000, 10**9) == 750.0
+    (tmp_path / "machine.json").write_text(json.dumps({machine_key(num_cores()): [0.0, 0.0, 3e9]}))  # damaged
+    assert machine_speed(tmp_path, governor, lambda: told.append(3)).decode_bytes_per_s != 3e9
+    assert told == [1, 3]

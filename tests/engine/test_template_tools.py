@@ -218,6 +218,14 @@ def test_a_message_is_content_and_of_no_tool():
     assert not Segment("x").is_content
 
 
+def test_letters_outside_of_ascii_are_escaped_where_the_template_escapes_them():
+    source = "{% if tools %}{{ tools[1].function.description }}{{ tools | tojson(ensure_ascii=True) }}{% endif %}" + ECHO
+    tools = [ToolSpec("f", "é 日本 \U0001f525", {"type": "object"}), ToolSpec("g", "ü")]
+    with JinjaChatTemplate(source, time_limit_s=10) as template:
+        segments = template.render(talk("u", ["x"]), tools)
+    assert joined(segments) == "ü" + json.dumps([tool.to_dict() for tool in tools]) + "x"
+
+
 def test_without_tools_nothing_changes(simple):
     assert simple.render(talk("su"), []) == simple.render(talk("su"))
     assert simple.tools_adaptation is None
@@ -325,7 +333,6 @@ def test_a_template_that_does_not_take_the_tools_gets_them_listed(source, reason
         ("{{ tools[0].function.name[:3] }}", "alters or splits the texts of tools"),
         ("{{ tools[0].function.name | reverse }}", "alters or splits the texts of tools"),
         ("{{ tools[0].function.description | truncate(20) }}", "alters or splits the texts of tools"),
-        ("{{ tools | tojson(ensure_ascii=True) }}", "depends on the content of messages or tools"),
         ("{{ tools[0].function.name | urlencode }}", "depends on the content of messages or tools"),
         ("{{ range(99999) | random }}", "depends on the content of messages or tools"),
     ],

@@ -3,9 +3,9 @@
 import pytest
 
 from localrag.engine.loading import open_model
-from localrag.question import Question
+from localrag.question import Question, ToolCalls
 from localrag.session import Session
-from localrag.types import Chunk, Hit, SamplingParams
+from localrag.types import Chunk, Hit, SamplingParams, ToolSpec
 from tests import identities
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, CHANNELS, CHANNELS_TEMPLATE, HM_YES, write_reciting
 
@@ -53,6 +53,20 @@ def test_an_answer_after_thoughts_cites_and_the_thoughts_are_free(session):
     assert answer.text == "[KB#1]Yes"
     free = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS, cite="free"))
     assert (free.reasoning, free.text) == ("Hm", "Yes")
+
+
+PING = ToolSpec("ping", "Answers.", {"type": "object", "properties": {}})
+
+
+@pytest.mark.parametrize("or_text", [False, True])
+def test_calls_come_after_thoughts(session, or_text):
+    opened = session(HM_YES, controls=BRACKETS, template=BRACKETS_TEMPLATE)
+    calls = ToolCalls(choices=("ping",), or_text=or_text)
+    answer = opened.ask(Question.of("Why?", sampling=CITING, tools=[PING], calls=calls))
+    identities.check(answer.to_dict(), [])
+    assert (answer.reasoning, answer.reasoning_tokens) == ("Hm", 3)
+    made = [(call.name, call.parsed) for call in answer.tool_calls]
+    assert (answer.text, made) == (("Yes", []) if or_text else ("", [("ping", {})]))
 
 
 def test_thoughts_that_used_up_their_tokens_are_followed_by_an_answer_that_cites(session):

@@ -135,7 +135,7 @@ def test_another_embedder_is_refused_with_a_way_out(store):
     for fingerprint, dim in (("y" * 64, 3), ("x" * 64, 4)):
         with pytest.raises(KnowledgeBaseError, match="another embedder") as caught, store.writing():
             store.claim_embedder(fingerprint, dim)
-        assert "localrag index" in caught.value.hint
+        assert "localrag kb reembed" in caught.value.hint
     assert store.embedder == ("x" * 64, 3)
 
 

@@ -11,7 +11,7 @@ from localrag.errors import ConfigError
 from localrag.prompt import PromptInputs, Shortening
 from localrag.summary import Source, summarize
 from localrag.text.tokens import TokenCounter
-from localrag.types import Attachment, Chunk, Hit, Memory, Message, Proposal, ToolSpec
+from localrag.types import Attachment, Chunk, Hit, Memory, Message, Proposal, ToolCall, ToolSpec
 from tests import material
 
 TEMPLATE = EchoTemplate()
@@ -52,17 +52,27 @@ def shown(composed):
     return bytes(token for token in composed.token_ids if token < 256).decode("utf-8", "replace")
 
 
+def random_round(rng: random.Random, most: int) -> list[Message]:
+    """A call and its result: as text, or in the form of the model."""
+    result = material.text(rng, rng.randint(1, most))
+    if rng.random() < 0.4:
+        return [Message("assistant", '{"name":"search"}'), Message("tool", result)]
+    calls = tuple(ToolCall("search", {"query": material.text(rng, rng.randint(1, 20))}, f"call{n}") for n in range(rng.randint(1, 2)))
+    text = material.text(rng, 5) if rng.random() < 0.3 else ""
+    return [Message("assistant", text, tool_calls=calls), *(Message("tool", result, tool_call_id=call.id) for call in calls)]
+
+
 def random_offer(rng: random.Random, *, size: int = 8) -> PromptInputs:
     """An offer with some of everything, whose strategies are drawn as well."""
     messages = [Message("system", material.text(rng, rng.randint(1, 20)))] if rng.random() < 0.5 else []
     for _ in range(rng.randint(0, size)):
         messages.append(Message("user", material.text(rng, rng.randint(1, 40))))
         if rng.random() < 0.2:
-            messages += [Message("assistant", '{"name":"search"}'), Message("tool", material.text(rng, rng.randint(1, 80)))]
+            messages += random_round(rng, 80)
         messages.append(Message("assistant", material.text(rng, rng.randint(1, 60))))
     messages.append(Message("user", "QUESTION " + material.text(rng, rng.randint(1, 10))))
     if rng.random() < 0.2:
-        messages += [Message("assistant", '{"name":"search"}'), Message("tool", material.text(rng, rng.randint(1, 400)))]
+        messages += random_round(rng, 400)
     properties = {"query": {"type": "string", "description": material.text(rng, 5)}}
     profile = Profile(gap=rng.choice([0, 0, 17]), max_messages=rng.choice([None, None, 0, 3, 10]))
     for section in SECTIONS:

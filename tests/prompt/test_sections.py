@@ -10,10 +10,12 @@ from localrag import prompt
 from localrag.budget import Flex, Percent, Profile, container, negotiate
 from localrag.budget.sections import PROTECTED
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
+from localrag.engine.template import JinjaChatTemplate
 from localrag.errors import BudgetExceededError
 from localrag.prompt import PromptInputs
 from localrag.text.tokens import Segment, TokenCounter
-from localrag.types import Attachment, Chunk, Hit, Memory, Message, ToolSpec
+from localrag.types import Attachment, Chunk, Hit, Memory, Message, ToolCall, ToolSpec
+from tests.engine.call_templates import FAMILIES
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import asked, check
 
@@ -205,6 +207,26 @@ def test_results_of_calls_give_way_to_the_tool_that_must_be_called():
     tools = check(offer, build_offer(offer, 2000), 2000)["tools"]
     assert [each.id for each in tools.shortened] == ["message 3"]
     assert tools.omitted == ()
+
+
+@pytest.mark.parametrize("name", ["hermes", "xml", "array"])
+def test_calls_in_a_models_own_form_are_counted_and_never_cut(name):
+    calls = [ToolCall("search", {"query": f"{LONG[:60]} {number}", "most": number}, f"call0000{number}") for number in range(3)]
+    rounds = [
+        each for call in calls for each in (Message("assistant", "", tool_calls=(call,)), Message("tool", LONG, tool_call_id=call.id))
+    ]
+    tools = [ToolSpec("search", "Finds things.", {"type": "object", "properties": {"query": {"type": "string"}}})]
+    messages = [*exchanges(3, LONG[:200]), Message("user", "Why?"), *rounds]
+    with JinjaChatTemplate(FAMILIES[name], time_limit_s=10) as template:
+        for window in (2000, 2600, 9000):
+            offer = PromptInputs(messages=messages, tools=tools, max_tokens=64)
+            composed = build_offer(offer, window, template=template)
+            entries = {entry.name: entry for entry in composed.ledger.entries}
+            assert sum(entry.used for entry in entries.values()) == len(composed.token_ids)
+            assert len(composed.token_ids) + entries["answer"].allotted <= window
+            assert entries["tools"].used > 3 * len(LONG) or entries["tools"].shortened
+            assert all(f"{LONG[:60]} {number}" in shown(composed) for number in range(3))
+            assert not composed.ledger.entry("history").omitted or window < 9000
 
 
 # --- an answer without a limit, and evidence that takes what is spare

@@ -10,6 +10,7 @@ import pytest
 from localrag.errors import UsageError
 from localrag.server.chat_request import read
 from localrag.server.errors import Problem
+from localrag.types import Message, ToolCall
 from tests.json_schemas import says
 from tests.server.live import served
 
@@ -76,7 +77,11 @@ def test_a_stream(create, messages, calls):
     deltas = [chunk.choices[0] for chunk in create(messages, stream=True)]
     found = [call for each in deltas for call in each.delta.tool_calls or []]
     text = "".join(each.delta.content or "" for each in deltas)
-    assert [(call.index, call.function.name) for call in found] == ([(0, "get_weather")] if calls else [])
+    assert [(call.index, call.function.name, call.type) for call in found if call.id] == ([(0, "get_weather", "function")] if calls else [])
+    if calls:
+        assert len(found) > 10, "arguments come in pieces"
+        assert {call.index for call in found} == {0}
+        assert json.loads("".join(call.function.arguments for call in found)) == {"place": "You asked: Call it for Wien"}
     assert text == ("" if calls else "You asked: Hello")
     assert deltas[-1].finish_reason == ("tool_calls" if calls else "stop")
 
@@ -84,9 +89,18 @@ def test_a_stream(create, messages, calls):
 def test_a_call_that_is_cut_off_is_told_as_the_text_that_it_is(create):
     choice = create(tool_choice="required", max_tokens=20).choices[0]
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert choice.message.content.startswith('{"name":"get_weath')
+    assert choice.message.content.startswith('{"name": "get_weath')
     streamed = [chunk.choices[0] for chunk in create(tool_choice="required", max_tokens=20, stream=True)]
     assert "".join(each.delta.content or "" for each in streamed) == choice.message.content
+
+
+def test_a_call_that_is_cut_off_in_its_arguments_is_a_call_that_says_so(create):
+    choice = create(tool_choice="required", max_tokens=60).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("length", None, "get_weather")
+    assert call.function.arguments.startswith('{"place": "You')
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
 
 
 def test_the_older_form(live):
@@ -132,7 +146,7 @@ def test_parameters_that_cannot_be_kept_to_are_any_object_unless_the_tool_is_str
     parameters = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}}
     tool = {"name": "x", "parameters": parameters}
     found = calls_of(tools=[{"type": "function", "function": tool}])
-    assert found.call('{"name": "x", "arguments": {"anything": 1}}').arguments == '{"anything":1}'
+    assert says(found.schema, '{"name":"x","arguments":{"anything":1}}')
     with pytest.raises(UsageError, match="uniqueItems is not supported"):
         calls_of(tools=[{"type": "function", "function": {**tool, "strict": True}}])
 
@@ -147,28 +161,24 @@ def test_arguments_are_an_object_whatever_the_parameters_say(parameters):
 def test_a_hundred_tools():
     tools = [{"type": "function", "function": {"name": f"t{number}", "parameters": {"type": "object"}}} for number in range(100)]
     found = calls_of(tools=tools)
-    assert found.call('{"name": "t99", "arguments": {}}').name == "t99"
     assert says(found.schema, '{"name":"t99","arguments":{}}')
 
 
-@pytest.mark.parametrize(
-    ("answer", "name"),
-    [
-        ('{"name":"x","arguments":{}}', "x"),
-        ('<tool_call>\n{"name": "x", "arguments": {"a": 1}}\n</tool_call>', "x"),
-        ('{"name":"y","arguments":{}}', None),
-        ('{"name":"x"}', None),
-        ('{"name":["x"],"arguments":{}}', None),
-        ('{"name":"x","arguments":{', None),
-        ("x", None),
-        ("", None),
-        ("[" * 100_000, None),
-        ('{"a":' * 100_000, None),
-    ],
-)
-def test_what_is_a_call(answer, name):
-    call = calls_of(tools=[{"type": "function", "function": {"name": "x"}}]).call(answer)
-    assert (call and call.name) == name
+def test_calls_and_results_are_passed_on_as_they_are():
+    call = {"id": "call_7", "type": "function", "function": {"name": "x", "arguments": '{"a":  1}'}}
+    older = {"role": "assistant", "content": None, "function_call": {"name": "y", "arguments": ""}}
+    said = [*ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [call, call]}]
+    said += [{"role": "tool", "tool_call_id": "call_7", "content": "1"}, older, {"role": "function", "name": "y", "content": "2"}]
+    _, first, result, second, other = read({"messages": said}, has_index=lambda _: False).messages
+    assert first == Message("assistant", "I look.", tool_calls=(ToolCall("x", '{"a":  1}', "call_7"),) * 2)
+    assert result == Message("tool", "1", tool_call_id="call_7")
+    assert second == Message("assistant", "", tool_calls=(ToolCall("y"),))
+    assert other == Message("tool", "2")
+
+
+@pytest.mark.parametrize(("more", "parallel"), [({}, True), ({"parallel_tool_calls": False}, False), ({"parallel_tool_calls": True}, True)])
+def test_several_calls_are_allowed_unless_they_are_not(more, parallel):
+    assert calls_of(tools=[TIME], **more).calls["parallel"] is parallel
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import click
 from localrag.cli import options
 from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout
 from localrag.cli.render import table
-from localrag.cli.terminal import emit, note
+from localrag.cli.terminal import can_ask, emit, note
 from localrag.errors import UsageError, counted
 from localrag.text.sanitize import safe
 
@@ -89,7 +89,10 @@ def chat_command(
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
     weak = frozenset(option.name for option in ctx.command.params if option.name and options.origin_of(ctx, option) is not None)
     choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep, weak=weak)
-    return talk(Room(asking, sampling, choice, rewrites=rewrites), as_json=as_json)
+    room = Room(asking, sampling, choice, rewrites=rewrites)
+    if can_ask():
+        options.offer_model(asking["settings"], room.model())  # before the first line is typed, while the model is loaded
+    return talk(room, as_json=as_json)
 
 
 def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from localrag.session import Answer, Prepared, Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import Forgotten
 from localrag.session.memory import Recall, RecallRule
-from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.opening import fits, open_embedder, open_knowledge_bases
 from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -89,6 +89,17 @@ class Room:
 
     # --- opening and closing ---
 
+    def model(self) -> str | None:
+        """Return the model that `open` will load: of the command line, else of the conversation or the settings; None for the default."""
+        is_weak = self.asking["model"] is None or "model" in self._choice.weak
+        if is_weak and self._choice.keeps and (self._choice.name is not None or self._choice.resumes):
+            with Journal.open(self.settings.home) as self._journal:
+                row = self._row()
+            self._journal = None
+            model = None if row is None else row.about.get("model")
+            return model if isinstance(model, str) else self.asking["model"]
+        return self.asking["model"]
+
     def open(self) -> None:
         """Find or create the conversation, and load its model and knowledge bases."""
         home = self.settings.home if self._choice.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
@@ -129,8 +140,8 @@ class Room:
         session = self.session
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names, settings=self.settings, opened=stack)
-            if knowledge_bases and session.embedder is None:
-                session.embedder = open_embedder(self.settings, for_queries=True)
+            if knowledge_bases and not fits(session.embedder, knowledge_bases):
+                session.embedder = open_embedder(self.settings, for_queries=True, kbs=knowledge_bases)
             stack.pop_all()
         for kb in session.knowledge_bases:
             kb.close()

@@ -205,7 +205,7 @@ QUERY_SIMILARITY = 0.8
 """Cosine similarity of a trial query with its source vector, as between a good question and its answer."""
 
 _MAX_DIM = 2000  # pgvector's limit for a graph
-_INDEX = "vectors_nearest"
+NEAREST = "vectors_nearest"
 _EF_SEARCH = (100, 200, 400, 800)  # values to try in turn; pgvector's maximum is 1000
 _MAX_EF_SEARCH = 1000
 _NUM_QUERIES = 50
@@ -257,15 +257,15 @@ def maintain_index(db: Database, schema: str, *, min_chunks: int = APPROXIMATE_F
     if dim is None or dim > _MAX_DIM or num_chunks < max(min_chunks, _GREW * (num_measured or 0)):
         return
     num_kb = min(_MAX_BUILD_KB, num_chunks * (4 * dim + _GRAPH_BYTES) // 1024)
-    with db.writing(f"{schema} {_INDEX}"):  # a lock of its own, so that feedback can be written during the build
+    with db.writing(f"{schema} {NEAREST}"):  # a lock of its own, so that feedback can be written during the build
         db.rows(_MORE_MEMORY, (num_kb,))
-        db.rows(f"CREATE INDEX IF NOT EXISTS {_INDEX} ON vectors USING hnsw ((embedding::vector({dim})) vector_ip_ops)")
+        db.rows(f"CREATE INDEX IF NOT EXISTS {NEAREST} ON vectors USING hnsw ((embedding::vector({dim})) vector_ip_ops)")
     with db.reading():
         recalls = ((ef_search, _measured_recall(db, dim, ef_search)) for ef_search in _EF_SEARCH)
         ef_search, recall = next((measured for measured in recalls if measured[1] >= MIN_RECALL), (None, None))
     with db.writing(schema):
         if ef_search is None:
-            db.rows(f"DROP INDEX {_INDEX}")
+            db.rows(f"DROP INDEX {NEAREST}")
         db.rows("UPDATE state SET ef_search = %s, recall = %s, num_measured = %s", (ef_search, recall, num_chunks))
 
 
@@ -278,10 +278,10 @@ def index_problems(db: Database, schema: str) -> list[str]:
         recall = _measured_recall(db, dim, ef_search)
     if recall >= MIN_RECALL:
         return []
-    with db.writing(f"{schema} {_INDEX}"):
-        db.rows(f"DROP INDEX IF EXISTS {_INDEX}")
+    with db.writing(f"{schema} {NEAREST}"):
+        db.rows(f"DROP INDEX IF EXISTS {NEAREST}")
         db.rows("UPDATE state SET ef_search = NULL, recall = NULL, num_measured = NULL")
-    return [f"{_INDEX}: it finds only {100 * recall:.0f} of 100 nearest vectors"]
+    return [f"{NEAREST}: it finds only {100 * recall:.0f} of 100 nearest vectors"]
 
 
 def _measured_recall(db: Database, dim: int, ef_search: int) -> float:

@@ -13,10 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.postgres.search import FULL_TEXTS, Body, FullText, best, holders, indexed, is_sound, passing, rebuild, set_language
+from localrag.kb.postgres.search import (
+    FULL_TEXTS,
+    NEAREST,
+    Body,
+    FullText,
+    best,
+    holders,
+    indexed,
+    is_sound,
+    passing,
+    rebuild,
+    set_language,
+)
 from localrag.kb.protocols import (
     DocumentRow,
     Feedback,
@@ -27,6 +40,7 @@ from localrag.kb.protocols import (
     StoredDocument,
     TextRow,
     UnreadFile,
+    Unstaged,
     other_embedder,
 )
 from localrag.kb.query import Term
@@ -68,6 +82,13 @@ _BODIES = r"""SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text,
     (SELECT string_agg(text, E'\n\n' ORDER BY ordinal) FROM chunks c WHERE c.document_id = d.id), '') AS body
     FROM documents d LEFT JOIN texts t ON t.document_id = d.id"""
 _TEXTS_AT_ONCE = 100
+
+
+_STAGING = (
+    "CREATE TABLE IF NOT EXISTS staged_embedder (embedder text NOT NULL, dim integer NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS staged_vectors (sha256 bytea PRIMARY KEY, embedding vector NOT NULL)",
+)
+_UNSTAGED = "SELECT id, sha256, heading, text FROM chunks c WHERE NOT EXISTS (SELECT 1 FROM staged_vectors s WHERE s.sha256 = c.sha256)"
 
 
 class PostgresStore:
@@ -271,6 +292,37 @@ class PostgresStore:
         self._db.rows(
             "UPDATE state SET embedder = %s, dim = %s, min_similarity = %s WHERE embedder IS NULL", (fingerprint, dim, min_similarity)
         )
+
+    def stage_embedder(self, fingerprint: str, dim: int) -> None:
+        for statement in _STAGING:
+            self._db.rows(statement)
+        if self._db.rows("SELECT embedder, dim FROM staged_embedder") != [(fingerprint, dim)]:
+            self._db.rows("DELETE FROM staged_vectors")
+            self._db.rows("DELETE FROM staged_embedder")
+            self._db.rows("INSERT INTO staged_embedder (embedder, dim) VALUES (%s, %s)", (fingerprint, dim))
+
+    def unstaged(self, after: int, limit: int) -> list[Unstaged]:
+        rows = self._db.rows(f"{_UNSTAGED} AND id > %s ORDER BY id LIMIT %s", (after, limit))
+        return [Unstaged(chunk_id, bytes(sha256), heading, text) for chunk_id, sha256, heading, text in rows]
+
+    def stage_vectors(self, vectors: Mapping[bytes, bytes]) -> None:
+        self._db.many(
+            "INSERT INTO staged_vectors (sha256, embedding) VALUES (%s, %s) ON CONFLICT (sha256) DO NOTHING",
+            [(sha256, vector(data)) for sha256, data in vectors.items()],
+        )
+
+    def switch_embedder(self, min_similarity: float | None) -> None:
+        if self._db.rows(f"{_UNSTAGED} LIMIT 1"):
+            raise KnowledgeBaseError("Some passages have not been embedded yet.", hint="Run the same command again.")
+        self._db.rows(f"DROP INDEX IF EXISTS {NEAREST}")  # of vectors with the old number of dimensions
+        self._db.rows("DELETE FROM vectors")
+        self._db.rows("INSERT INTO vectors (chunk_id, embedding) SELECT id, embedding FROM chunks JOIN staged_vectors USING (sha256)")
+        self._db.rows(
+            "UPDATE state SET embedder = staged.embedder, dim = staged.dim, min_similarity = %s, ef_search = NULL, recall = NULL, "
+            "num_measured = NULL FROM staged_embedder staged",
+            (min_similarity,),
+        )
+        self._db.rows("DROP TABLE staged_vectors, staged_embedder")
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         machine = self._machine if row.given is None else ""
