@@ -28,9 +28,9 @@ FILE_MODE = 0o600
 _OTHERS = 0o077
 
 _IN_HOME = re.compile(
-    r"journal\.sqlite.*|kb|models|embedders|eval|exports|prefixes|chat-history|server-token|models\.toml.*"
+    r"journal\.sqlite.*|kb|models|embedders|eval|exports|prefixes|chat-history|server-token|models\.toml.*|config\.toml"
     r"|(?:answerability|attention|loads|speeds|trials|verified)\.json"
-    r"|\.(?:answerability|attention|loads|models|pull|speeds|trials|unbundle|verified)[.-].*"
+    r"|\.(?:answerability|attention|config|loads|models|pull|speeds|trials|unbundle|verified)[.-].*"
 )
 """Names that localrag gives to entries of its home."""
 

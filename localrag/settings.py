@@ -1,12 +1,12 @@
-"""Paths and limits, read once from the environment."""
+"""Paths and limits, read once from the environment; and the defaults of options that people keep in files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import platformdirs
 
@@ -80,7 +80,7 @@ class Settings:
             if candidate.parent == Path() and shipped is not None and candidate.samefile(shipped):  # run in a checkout
                 continue
             if candidate.parent == Path():
-                _check_owner(candidate)
+                _check_owner(candidate, "Work in another folder, or name the file if you trust it: --models ./models.toml")
             files.append(candidate)
         return tuple(files)
 
@@ -94,7 +94,7 @@ def _is_same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
 
-def _check_owner(file: Path) -> None:
+def _check_owner(file: Path, hint: str) -> None:
     """Refuse a file that another user may have planted in a shared folder. Root is exempt: containers run as root on files of
     other users.
     """
@@ -102,7 +102,7 @@ def _check_owner(file: Path) -> None:
     if uid != 0 and (owner := file.stat().st_uid) not in (0, uid):
         raise ConfigError(
             f"{file.absolute()} belongs to another user (uid {owner}), so it is not used automatically.",
-            hint="Work in another folder, or name the file if you trust it: --models ./models.toml",
+            hint=hint,
             file=str(file.absolute()),
             owner_uid=owner,
         )
@@ -131,3 +131,126 @@ def shipped_file() -> Path:
 def _shipped_path() -> Path | None:
     package = Path(__file__).parent
     return next((file for file in (package / "models.toml", package.parent / "models.toml") if file.is_file()), None)
+
+
+# --- defaults of options ---
+
+CONFIG_FILE = "config.toml"
+"""Name of the file of defaults in the home."""
+PROJECT_FILE = "localrag.toml"
+"""Name of the file of defaults in the current folder. It wins over the one in the home."""
+_MAX_CONFIG_BYTES = 64 * 1024
+_PROMPTS = ("ask", "chat", "budget")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "kb": ("index", "search", *_PROMPTS, "council"),
+    "model": (*_PROMPTS, "summarize", "tokens", "serve", "mcp"),
+    "ctx": (*_PROMPTS, "serve", "mcp"),
+    "max-tokens": _PROMPTS,
+    "think-tokens": _PROMPTS,
+    "top-k": _PROMPTS,
+    "evidence": _PROMPTS,
+    "evidence-tokens": _PROMPTS,
+    "context-ratio": _PROMPTS,
+    "cite": _PROMPTS,
+    "unanswerable": _PROMPTS,
+    "budget": (*_PROMPTS, "serve", "mcp"),
+    "seed": ("ask", "chat"),
+    "temperature": ("ask", "chat"),
+}
+"""The options whose defaults can be set, by name, and the commands that use them. Measurements (eval) and councils' models ignore them."""
+
+Value = str | int | float | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """The default that a person set for an option, and where it comes from: `place` is a variable or a file."""
+
+    value: Value
+    origin: Literal["environment", "project", "home"]
+    place: str
+
+
+def defaults(home: Path, env: Mapping[str, str] | None = None) -> dict[str, Default]:
+    """Return the defaults that are in force, by option: variables such as LOCALRAG_KB, then ./localrag.toml, then config.toml in the home.
+
+    Several values of one variable are separated by white space. Raises ConfigError for a file that is not valid.
+    """
+    env = os.environ if env is None else env
+    found: dict[str, Default] = {}
+    for name in OPTIONS:
+        if text := env.get(variable(name)):
+            found[name] = Default(tuple(text.split()) if name == "kb" else text, "environment", variable(name))
+    project = Path(PROJECT_FILE)
+    if project.is_file():
+        _check_owner(project, "Work in another folder, or remove the file.")
+        found = _from_file(project.absolute(), "project") | found
+    return _from_file(home / CONFIG_FILE, "home") | found
+
+
+def variable(name: str) -> str:
+    """Return the environment variable that sets the default of an option."""
+    return f"LOCALRAG_{name.upper().replace('-', '_')}"
+
+
+def _from_file(file: Path, origin: Literal["project", "home"]) -> dict[str, Default]:
+    return {name: Default(value, origin, str(file)) for name, value in read_defaults(file).items()}
+
+
+def read_defaults(file: Path) -> dict[str, Value]:
+    """Read a file of defaults; {} if it does not exist. Raises ConfigError, which names the file and the key."""
+    try:
+        with file.open("rb") as data:
+            raw = data.read(_MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}.", hint="Check its permissions.", file=str(file)) from None
+    import tomllib  # noqa: PLC0415  # only with such a file
+
+    try:
+        if len(raw) > _MAX_CONFIG_BYTES:
+            raise ValueError(f"more than {_MAX_CONFIG_BYTES} bytes")  # noqa: TRY301  # as other reasons
+        table = tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        hint = "Correct it, or remove it."
+        raise ConfigError(f"{file}: not valid TOML: {' '.join(str(error).split())[:200]}.", hint=hint, file=str(file)) from None
+    return {name: _value(file, name, value) for name, value in table.items()}
+
+
+def _value(file: Path, name: str, value: Any) -> Value:  # noqa: ANN401  # whatever TOML holds
+    check_option(name, f"{file}: ", file=str(file))
+    values = value if isinstance(value, list) else [value]
+    if name == "kb" and file.name == PROJECT_FILE and any("://" in str(each) for each in values):  # a cloned folder must send nothing out
+        hint = "Name a knowledge base of the home here, or set the address in the home: localrag config set kb ADDRESS"
+        raise ConfigError(f"{file}: kb must not be on a server.", hint=hint, file=str(file), key=name)
+    if name == "kb" and all(isinstance(each, str) and each for each in values):
+        return tuple(values)
+    if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+        return value
+    kinds = "a name or a list of names" if name == "kb" else "a text or a number"
+    raise ConfigError(f"{file}: {name} must be {kinds}.", hint=f"Set it with: localrag config set {name} VALUE", file=str(file), key=name)
+
+
+def check_option(name: str, before: str = "", **numbers: object) -> None:
+    """Raise ConfigError, with a suggestion, for a name without a default to set. `before` begins the message."""
+    if name in OPTIONS:
+        return
+    import difflib  # noqa: PLC0415  # only for an error
+
+    near = difflib.get_close_matches(name, OPTIONS, n=2)
+    hint = (f"Did you mean {' or '.join(near)}? " if near else "") + f"There are: {', '.join(OPTIONS)}."
+    raise ConfigError(f"{before}There is no setting {name[:40]!r}.", hint=hint, key=name[:40], **numbers)
+
+
+def named_default_model(files: Sequence[Path]) -> bool:
+    """Return whether one of these models.toml files sets default_model. A file that is not valid does not: the catalogue reports it."""
+    import tomllib  # noqa: PLC0415  # only if a model is set in the home
+
+    for file in files:
+        try:
+            if "default_model" in tomllib.loads(file.read_text(encoding="utf-8")):
+                return True
+        except (OSError, ValueError, RecursionError):
+            continue
+    return False

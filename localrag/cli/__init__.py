@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # name → (module, one-line help). A command's module is imported only to run it or to print its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
-    "kb": ("kb", "List, show, verify, reembed, export and import knowledge bases."),
+    "kb": ("kb", "List, show, verify, reembed, move, rename and remove knowledge bases."),
     "search": ("kb", "Find passages and show how each one scored."),
     "ask": ("ask", "Answer a question; with --kb, from your documents."),
     "chat": ("chat", "Chat with a model in a saved conversation."),
@@ -40,8 +40,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("bundle", "Pack models and knowledge bases for an offline machine."),
     "unbundle": ("bundle", "Unpack models and knowledge bases from a bundle."),
     "completion": ("completion", "Print a shell completion script."),
+    "config": ("config", "Show or set the defaults of options, such as kb and model."),
     "doctor": ("doctor", "Show what this machine can run, and where localrag keeps files."),
 }
+
+
+CONFIGURED = frozenset({"index", "search", "ask", "chat", "budget", "council", "summarize", "tokens", "serve", "mcp"})
+"""The commands whose options can have defaults of one's own (see settings.OPTIONS)."""
 
 
 class _Commands(click.Group):
@@ -63,13 +68,20 @@ class _Commands(click.Group):
 
             if (command := name_completer(args)) is not None:
                 return args[0], command, args[1:]
+        if args and args[0] not in COMMANDS and _is_question(args[0]):
+            args = ["ask", *args]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415  # only for a typing error
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=2)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in CONFIGURED and command is not None and not ctx.resilient_parsing:
+            from localrag.cli.options import take_defaults  # noqa: PLC0415  # heavy, and loaded by these commands in any case
+
+            take_defaults(ctx, name, command, rest)
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:
         """Exit with code 0 when the reader closes the pipe, as `head` does. click would exit with code 1."""
@@ -91,11 +103,19 @@ class _Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _is_question(word: str) -> bool:
+    """Whether the first word of a command line is a question for `ask`. A mistyped command has neither white space nor a question mark."""
+    return not word.startswith("-") and (len(word.split()) > 1 or word.endswith(("?", "？", "؟")))
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="localrag", message="localrag %(version)s")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def cli(debug: bool) -> None:
-    """Answer questions from your own documents with local models, and see where every token goes."""
+    """Answer questions from your own documents with local models, and see where every token goes.
+
+    localrag "How do I dry nylon?" is short for localrag ask "How do I dry nylon?".
+    """
 
 
 def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
@@ -162,7 +182,13 @@ def _as_error(raised: BaseException) -> LocalragError:
         return raised
     if isinstance(raised, click.ClickException):
         context = getattr(raised, "ctx", None)
-        return UsageError(raised.format_message(), hint=f"See {context.command_path} --help." if context else None)
+        hint = f"See {context.command_path} --help." if context else None
+        if isinstance(raised, click.BadParameter) and context is not None and raised.param is not None:
+            from localrag.cli.options import origin_of  # noqa: PLC0415  # only for an error
+
+            if (default := origin_of(context, raised.param)) is not None:
+                hint = f"The value comes from {default.place}. To see all such values: localrag config list"
+        return UsageError(raised.format_message(), hint=hint)
     if isinstance(raised, OSError):
         from localrag.files import file_error  # noqa: PLC0415  # only for an error
 

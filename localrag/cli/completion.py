@@ -15,7 +15,7 @@ import click
 
 from localrag.errors import LocalragError
 from localrag.kb.names import list_kbs
-from localrag.settings import Settings
+from localrag.settings import OPTIONS, Settings
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 _MAX_BYTES = 1 << 20
@@ -76,16 +76,23 @@ def kbs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[s
         return []
 
 
+def settings(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return _starting(list(OPTIONS), incomplete)
+
+
 _OPTIONS: dict[str, Complete] = {
     "--kb": kbs,
+    "-k": kbs,
     "--model": models,
+    "-m": models,
     "--embedder": embedders,
     "--rerank": rerankers,
     "--budget": budgets,
     "--council": councils,
 }
 _ARGUMENTS: dict[tuple[str, str], Complete] = {
-    **{("kb", name): kbs for name in ("show", "verify", "export", "feedback", "remove")},
+    **{("kb", name): kbs for name in ("show", "verify", "export", "feedback", "remove", "rename")},
+    **{("config", name): settings for name in ("get", "set", "unset")},
     **{("models", name): entries for name in ("pull", "verify")},
     **{("models", name): models for name in ("show", "optimize")},
 }
@@ -93,7 +100,7 @@ _ARGUMENTS: dict[tuple[str, str], Complete] = {
 
 def name_completer(args: Sequence[str]) -> click.Command | None:
     """Return a substitute command that completes the name after these words; None if the real command must complete it."""
-    if args[-1] in _OPTIONS and (args[0], args[-1]) != ("report", "--council"):  # report --council takes a run ID
+    if args[-1] in _OPTIONS and (args[0], args[-1]) not in (("report", "--council"), ("search", "-k")):  # a run ID, a number
         parameter: click.Parameter = click.Option([args[-1], "wanted"], multiple=True, shell_complete=_OPTIONS[args[-1]])
     elif tuple(args[:2]) in _ARGUMENTS and not any(word.startswith("-") for word in args[2:]):
         parameter = click.Argument(["wanted"], nargs=-1, shell_complete=_ARGUMENTS[args[0], args[1]])

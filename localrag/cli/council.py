@@ -111,7 +111,11 @@ def show(name: str, task: str | None, *, settings: Settings, model: str | None, 
     if other := [option for option in option_names if option not in _TAKEN]:
         raise UsageError(f"{other[0]} does not work with --council.", hint=f"These options do: {', '.join(_TAKEN[1:])}.")
     catalog = Catalog.load(settings)
-    council = catalog.council(name).changed(model=model, n_ctx=n_ctx, max_tokens=max_tokens if "--max-tokens" in option_names else None)
+    council = catalog.council(name).changed(  # by the command line only: members keep their models whatever the defaults are
+        model=model if "--model" in option_names else None,
+        n_ctx=n_ctx if "--ctx" in option_names else None,
+        max_tokens=max_tokens if "--max-tokens" in option_names else None,
+    )
     tables = role_tables(council, catalog, task=task, settings=settings)
     error = next((table.error for table in tables if table.error is not None), None)
     if as_json:
@@ -131,8 +135,8 @@ def show(name: str, task: str | None, *, settings: Settings, model: str | None, 
 def _given_options() -> list[str]:
     context = click.get_current_context()
     options = [each for each in context.command.params if isinstance(each, click.Option) and each.name is not None]
-    default = click.core.ParameterSource.DEFAULT
-    return [each.opts[0] for each in options if context.get_parameter_source(each.name or "") is not default]
+    given = click.core.ParameterSource.COMMANDLINE
+    return [each.opts[0] for each in options if context.get_parameter_source(each.name or "") is given]
 
 
 def role_tables(council: Council, catalog: Catalog, *, task: str | None, settings: Settings) -> list[RoleTable]:
@@ -300,7 +304,15 @@ def _rows(table: RoleTable) -> Iterator[tuple[str, ...]]:
 @click.argument("task", type=options.Text(), required=False)
 @options.evidence_argument
 @click.option("--council", "name", metavar="NAME", help="A [councils.NAME] table of models.toml.  [default: default]")
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="Knowledge base with evidence for the decision. Repeatable.")
+@click.option(
+    "--kb",
+    "-k",
+    "kbs",
+    multiple=True,
+    callback=options.without_empty,
+    metavar="NAME",
+    help="Knowledge base with evidence for the decision. Repeatable.",
+)
 @click.option("--model", metavar="NAME|FILE", help="Model for all roles: a name in models.toml, a .gguf file, or echo.")
 @options.window
 @click.option(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Index = Callable[[IngestResult | None], IngestResult]
     """Runs the indexing once. Its argument is the result of the previous run, or None."""
 
+TELL_EVERY_S = 15.0
+"""Seconds between lines of progress if stderr is not a terminal."""
 _NUM_NAMED = 3
 """Number of skipped files to name for each reason without --verbose. Files that may hold secrets are always named."""
 _MAX_VALUE_CHARS = 60
@@ -73,14 +75,18 @@ def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult
 
 
 class IndexingBar:
-    """Progress on stderr: files, chunks, chunks per second and time left. A bar on a terminal; otherwise one line, unless `again`."""
+    """Progress on stderr: documents, chunks, chunks per second and time left. A bar on a terminal.
 
-    def __init__(self, kb: str, *, title: str = "Indexing", again: bool = False) -> None:
+    Otherwise one line, unless `again`, and then one every `every_s` seconds.
+    """
+
+    def __init__(self, kb: str, *, title: str = "Indexing", again: bool = False, every_s: float = TELL_EVERY_S) -> None:
         self._title = f"{title} {kb}"
         self._again = again
+        self._every_s = every_s
         self._bar: Any = None
         self._task: Any = None
-        self._started_at = time.monotonic()
+        self._started_at = self._told_at = time.monotonic()
 
     def __enter__(self) -> Self:
         if not sys.stderr.isatty():
@@ -93,7 +99,7 @@ class IndexingBar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("files, {task.fields[chunks]} chunks, {task.fields[speed]}/s,"),
+            TextColumn("documents, {task.fields[chunks]} chunks, {task.fields[speed]}/s, time left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[source]}", markup=False),
         )
@@ -103,8 +109,15 @@ class IndexingBar:
         return self
 
     def __call__(self, at: IndexProgress) -> None:
-        if self._bar is not None:
-            speed = at.num_embedded / max(1e-3, time.monotonic() - self._started_at)
+        now = time.monotonic()
+        speed = at.num_embedded / max(1e-3, now - self._started_at)
+        if self._bar is None and now - self._told_at >= self._every_s:
+            self._told_at = now
+            left_s = (now - self._started_at) * (at.num_files - at.num_done) / max(1, at.num_done)
+            left = f", about {duration(left_s)} left" if at.num_done else ""
+            documents = f"{at.num_done:,} of {counted(at.num_files, 'document')}"
+            note(f"{self._title}: {documents}, {counted(at.num_embedded, 'chunk')}, {speed:.0f}/s{left}")
+        elif self._bar is not None:
             self._bar.update(
                 self._task,
                 completed=at.num_done,
@@ -155,6 +168,32 @@ def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
     note(f"{name}: {numbers}, {_left_out(plan)}; nothing was embedded or written")
     if not (plan.new or plan.changed or plan.unchanged or plan.renamed):
         note("There is nothing to index. A run would fail and remove nothing.")
+
+
+def knowledge_bases(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of knowledge bases with their sizes and ages."""
+    now = time.time()
+    table = [
+        (row["name"], row["num_documents"], row["num_chunks"], render.size(row["size_bytes"]), age(row["indexed_at"], now)) for row in rows
+    ]
+    render.table(("Name", "Documents", "Chunks", "Size", "Indexed"), table, right=("Documents", "Chunks", "Size"))
+
+
+def age(at: float | None, now: float) -> str:
+    """Return how long ago a time was, in its largest unit; "" for None."""
+    if at is None:
+        return ""
+    seconds = max(0.0, now - at)
+    for name, length in (("year", 365 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{counted(int(seconds // length), name)} ago"
+    return "just now"
+
+
+def duration(seconds: float) -> str:
+    """Format a time left: seconds, minutes or hours."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 90 else f"{round(whole / 60)} min" if whole < 5400 else f"{whole / 3600:.1f} h"
 
 
 def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[str, Sequence[str]]]) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
 
 from localrag.citation import parse_label
 from localrag.cli import indexing, options, render
+from localrag.cli.config import rename_in_config
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
 from localrag.cli.terminal import emit, note
-from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError, counted
+from localrag.errors import ConfigError, InterruptedRunError, KnowledgeBaseError, UsageError, counted
 from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
 from localrag.kb.knowledge_base import FolderLocation
 from localrag.session import Retriever, folder_rules, open_embedder, open_knowledge_bases, opened_reranker, prepare_queries
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 
-_kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The knowledge base.")
+_MAX_NAMED = 10
+"""Number of documents to name before they are removed."""
+
+_kb_option = click.option("--kb", "-k", "kb", required=True, metavar="NAME", help="The knowledge base.")
 
 
 @click.command("index")
@@ -68,7 +72,8 @@ def index_command(
                 plan = knowledge_base.plan(paths, hidden=hidden, progress=bar)
             indexing.planned(knowledge_base.address, plan, as_json=as_json, verbose=verbose)
             return 0
-        embedder = open_embedder(settings, kbs=[knowledge_base])
+        with render.Progress(f"Indexing {knowledge_base.address}: loading the embedder"):
+            embedder = open_embedder(settings, kbs=[knowledge_base])
 
         def index(before: IngestResult | None) -> IngestResult:
             with indexing.IndexingBar(knowledge_base.address, again=before is not None) as bar:
@@ -131,29 +136,32 @@ def _note_none_passes(kb: str, where: Where | None) -> None:
 
 @click.group("kb")
 def kb_command() -> None:
-    """List, show, verify, reembed, export, import and remove knowledge bases."""
+    """List, show, verify, reembed, export, import, rename and remove knowledge bases."""
 
 
-@kb_command.command("list")
+@kb_command.command("list", short_help="List the knowledge bases, with their sizes and ages.")
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List the knowledge bases in localrag's home."""
+    """List the knowledge bases in localrag's home, with their sizes on disk and the times when they were last indexed."""
     rows: list[dict[str, object]] = []
     for name in list_kbs(settings.kb_dir):
+        row: dict[str, object] = {"name": name, "num_documents": None, "num_chunks": None, "size_bytes": None, "indexed_at": None}
         try:
+            with suppress(OSError):  # removed or renamed meanwhile
+                location = FolderLocation(settings.kb_dir, name)
+                row |= {"size_bytes": location.num_bytes, "indexed_at": location.indexed_at}
             with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-                numbers = (knowledge_base.num_documents, knowledge_base.num_chunks)
-                rows.append({"name": name, "num_documents": numbers[0], "num_chunks": numbers[1]})
+                row |= {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
         except KnowledgeBaseError as error:  # still list the others if one is damaged
-            rows.append({"name": name, "num_documents": None, "num_chunks": None, "error": error.to_dict()})
+            row["error"] = error.to_dict()
             if not as_json:
                 note(f"{safe(error.message)}\n  {error.hint}")
+        rows.append(row)
     if as_json:
         emit({"knowledge_bases": rows})
     elif rows:
-        columns = ("name", "num_documents", "num_chunks")
-        render.table(("Name", "Documents", "Chunks"), [[row[name] for name in columns] for row in rows], right=("Documents", "Chunks"))
+        indexing.knowledge_bases(rows)
     else:
         note("There are no knowledge bases yet. To create one: localrag index FOLDER --kb NAME")
 
@@ -316,13 +324,48 @@ def _chunk_id(text: str, kb: str) -> int:
     return number
 
 
-@kb_command.command("remove")
+@kb_command.command("rename", short_help="Give a knowledge base another name.")
+@click.argument("old")
+@click.argument("new")
+@options.models_file
+@options.as_json
+def rename_command(old: str, new: str, settings: Settings, as_json: bool) -> None:
+    """Rename the knowledge base OLD to NEW. On a server, OLD is an address, and NEW is the name alone.
+
+    Nothing is indexed again. Conversations, councils and programs that name OLD must be changed; your own default is.
+    """
+    with KnowledgeBase.open(settings.kb_dir, old) as knowledge_base:
+        knowledge_base.rename(new)
+        address = knowledge_base.address
+    changed = None
+    with suppress(ConfigError):  # a broken file is no reason to fail now
+        changed = rename_in_config(settings, old, address)
+    if as_json:
+        emit({"kb": address, "old": shown(old)})
+        return
+    note(f"Renamed {shown(old)} to {address}.")
+    if changed:
+        note(f"The default knowledge base is now {address} ({safe(str(changed))}).")
+
+
+@kb_command.command("remove", short_help="Delete a knowledge base, or some of its documents.")
 @click.argument("name")
+@click.argument("documents", metavar="[DOCUMENT]...", nargs=-1)
 @options.models_file
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.as_json
-def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> None:
-    """Delete a knowledge base, even if it is damaged. The original documents are not touched."""
+def remove_command(name: str, documents: tuple[str, ...], settings: Settings, yes: bool, as_json: bool) -> None:
+    """Delete a knowledge base, even if it is damaged, or with DOCUMENT only those documents of it. The original files are not touched.
+
+    A DOCUMENT is the path of an indexed file or folder, or a name as in `kb show`, in which * and ? match any characters.
+
+    \b
+      localrag kb remove notes
+      localrag kb remove notes "notes/2019/*" guide.pdf
+    """
+    if documents:
+        _remove_documents(name, documents, settings, yes=yes, as_json=as_json)
+        return
     is_here = name in list_kbs(settings.kb_dir)
     try:
         with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
@@ -342,6 +385,28 @@ def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> N
         emit({"kb": shown(name), "removed": True})
     else:
         note(f"Removed {shown(name)}.")
+
+
+def _remove_documents(name: str, documents: tuple[str, ...], settings: Settings, *, yes: bool, as_json: bool) -> None:
+    with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+        sources = knowledge_base.matching(documents)
+        if not yes:
+            for source in sorted(sources.values())[:_MAX_NAMED]:
+                note(f"  {safe(source)}")
+            if len(sources) > _MAX_NAMED:
+                note(f"  and {len(sources) - _MAX_NAMED:,} more")
+            _confirm(f"Remove {counted(len(sources), 'document')} from {shown(name)}?")
+        removed = knowledge_base.remove_documents(
+            sources, on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}.")
+        )
+        numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
+    if as_json:
+        emit({"kb": shown(name), "removed": sorted(sources[path] for path in removed), **numbers})
+        return
+    left = f"{counted(numbers['num_documents'], 'document')}, {counted(numbers['num_chunks'], 'chunk')}"
+    note(f"Removed {counted(len(removed), 'document')} from {shown(name)}. It now has {left}.")
+    if any(Path(path).is_file() for path in removed):
+        note("The next index of their folder adds them again. To prevent this, name them in its file .localragignore.")
 
 
 def _confirm(question: str) -> None:

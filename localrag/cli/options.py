@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,17 @@ from localrag.prompt import ANSWER_BASIS
 from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Question, TopK, Unanswerable
 from localrag.session import Session
 from localrag.session.retrieval import DEFAULT_TOP_K, MAX_DEPTH, SENTENCE_TOKENS
-from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
+from localrag.settings import (
+    MAX_TEXT_BYTES,
+    OPTIONS,
+    Default,
+    Settings,
+    Value,
+    default_home,
+    defaults,
+    expanded,
+    named_default_model,
+)
 from localrag.text.sanitize import one_line, safe
 from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
 
@@ -36,6 +46,57 @@ if TYPE_CHECKING:
     from localrag.types import ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_DEFAULTS = "localrag.defaults"
+
+
+def take_defaults(ctx: click.Context, name: str, command: click.Command, args: Sequence[str]) -> None:
+    """Let click use the defaults that people set for the options of a command. Help shows the built-in ones, and reads no file."""
+    options = args[: args.index("--")] if "--" in args else args
+    if not {"-h", "--help"}.isdisjoint(options):
+        return
+    values = defaults(Settings.from_env().home)
+    ctx.meta[_DEFAULTS] = values
+    chosen: dict[str, Value] = {}
+    for option in command.params:
+        key = next((flag[2:] for flag in option.opts if flag[2:] in values and name in OPTIONS[flag[2:]]), None)
+        if key is None or option.name is None:
+            continue
+        value = values[key].value
+        if option.multiple or not isinstance(value, tuple):
+            chosen[option.name] = value
+        elif len(value) == 1:
+            chosen[option.name] = value[0]
+    ctx.default_map = {name: chosen}
+
+
+def origin_of(ctx: click.Context, option: click.Parameter) -> Default | None:
+    """Return the default that a person set and that gave an option of this command its value; None for one of the command line."""
+    if option.name is None or ctx.get_parameter_source(option.name) is not click.core.ParameterSource.DEFAULT_MAP:
+        return None
+    values: dict[str, Default] = ctx.find_root().meta.get(_DEFAULTS, {})
+    return next((values[flag[2:]] for flag in option.opts if flag[2:] in values), None)
+
+
+def without_empty(_ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Drop empty names, so that --kb "" means none where a default is set."""
+    return tuple(name for name in names if name)
+
+
+def _model_or_nearer(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Prefer the default_model of a models.toml that is nearer than the place where the model was set.
+
+    That is the file of --models, and for a model set in the home also ./models.toml and the file of LOCALRAG_MODELS.
+    """
+    default = origin_of(ctx, param)
+    if default is None:
+        return name
+    settings: Settings = ctx.params.get("settings") or Settings.from_env()
+    nearer: list[Path] = []
+    if default.origin == "home":
+        nearer = [file for file in settings.models_files() if file != settings.home / "models.toml"]
+    elif settings.models_file is not None and ctx.get_parameter_source("settings") is click.core.ParameterSource.COMMANDLINE:
+        nearer = [settings.models_file]
+    return None if nearer and named_default_model(nearer) else name
 
 
 class Text(click.ParamType[str]):
@@ -145,12 +206,20 @@ def model(command: Command) -> Command:
     command = click.option("--chat-template", type=InputFile(), metavar="FILE", help="A chat template to use instead of the model's own.")(
         command
     )
-    return click.option("--model", metavar="NAME|FILE", help="A model in models.toml, a .gguf file, or echo.")(command)
+    option = click.option(
+        "--model", "-m", callback=_model_or_nearer, metavar="NAME|FILE", help="A model in models.toml, a .gguf file, or echo."
+    )
+    return option(command)
 
 
 def window(command: Command) -> Command:
     return click.option(
-        "--ctx", "n_ctx", type=click.IntRange(min=1), metavar="TOKENS", help="Context window; capped by the training context and by memory."
+        "--ctx",
+        "-c",
+        "n_ctx",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        help="Context window; capped by the training context and by memory.",
     )(command)
 
 
@@ -436,6 +505,7 @@ unanswerable_option = click.option(
 _ASKING = (
     click.option(
         "--max-tokens",
+        "-n",
         type=click.IntRange(min=1),
         default=ANSWER_BASIS,
         show_default=True,
@@ -489,7 +559,9 @@ _ASKING = (
         help="A text file to send with the question. Repeatable.",
     ),
     click.option("--system", type=Text(), metavar="TEXT", help="System prompt (- for stdin, @file for a file)."),
-    click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from. Repeatable."),
+    click.option(
+        "--kb", "-k", "kbs", multiple=True, callback=without_empty, metavar="NAME", help="A knowledge base to answer from. Repeatable."
+    ),
 )
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -218,6 +219,67 @@ def prose(text: str) -> str:
 def inline(text: str) -> str:
     """Escape all markup in a text for use within a line."""
     return _LINK.sub(lambda _: "\\", _HTML.sub("&lt;", _SPECIAL.sub(r"\\\g<0>", text)))
+
+
+_TOOL_WAIT_S = 5
+OSC52_BYTES = 74_994
+"""Longest text for OSC 52. Several terminals ignore sequences of more than 100,000 characters, and base64 adds a third."""
+
+
+def copy_text(text: str) -> str:
+    """Put a text on the clipboard and return how: the name of a program, or "OSC 52".
+
+    A program reports whether it worked. OSC 52 asks the terminal, also over SSH, which does not answer. UsageError if there is no way.
+    """
+    import base64  # noqa: PLC0415  # only there
+    import subprocess  # noqa: PLC0415  # weight
+
+    text = safe(text)  # a shell runs what is pasted into it
+    for command, encoding in _clipboard_tools():
+        try:
+            done = subprocess.run(
+                command,
+                input=text.encode(encoding),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_TOOL_WAIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            return Path(command[0]).name
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "linux", "unknown", ""):
+        raise UsageError("This terminal has no clipboard.", hint="Install wl-clipboard, xclip or xsel, or write a file with /save FILE.")
+    raw = text.encode()
+    if len(raw) > OSC52_BYTES:
+        raise UsageError(
+            f"The text is too long for the terminal's clipboard: {len(raw):,} bytes of at most {OSC52_BYTES:,}.",
+            hint="Write a file with /save FILE.",
+        )
+    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(raw).decode()}\a")
+    sys.stdout.flush()
+    return "OSC 52"
+
+
+def _clipboard_tools() -> Iterator[tuple[list[str], str]]:
+    """Yield the commands that may reach the clipboard of this person's screen, each with the encoding of its input.
+
+    Over SSH, a program without a forwarded display would fill the clipboard of the other machine.
+    """
+    env = os.environ
+    is_remote = bool(env.get("SSH_CONNECTION") or env.get("SSH_TTY"))
+    tools = (
+        (bool(env.get("TMUX")), ["tmux", "load-buffer", "-w", "-"], "utf-8"),
+        (bool(env.get("WAYLAND_DISPLAY")), ["wl-copy"], "utf-8"),
+        (bool(env.get("DISPLAY")), ["xclip", "-selection", "clipboard", "-in"], "utf-8"),
+        (bool(env.get("DISPLAY")), ["xsel", "--clipboard", "--input"], "utf-8"),
+        (sys.platform == "darwin" and not is_remote, ["pbcopy"], "utf-8"),
+        (sys.platform == "win32" and not is_remote, ["clip"], "utf-16"),
+    )
+    for may_reach, (name, *args), encoding in tools:
+        if may_reach and (path := shutil.which(name)):
+            yield [path, *args], encoding
 
 
 REFRESHES_PER_S = 8

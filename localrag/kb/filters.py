@@ -58,6 +58,14 @@ class Where:
         return cls(tuple((key, tuple(patterns)) for key, patterns in conditions.items()))
 
     @classmethod
+    def of_sources(cls, patterns: Iterable[str]) -> Where:
+        """Match documents whose source, or a folder above it, matches one of these patterns. Raises UsageError for an invalid pattern."""
+        patterns = tuple(patterns)
+        for pattern in patterns:
+            _check(pattern)
+        return cls((("source", patterns),))
+
+    @classmethod
     def equals(cls, metadata: Mapping[str, object]) -> Where:
         """Match documents whose metadata has all these keys and values. Raises UsageError for invalid metadata or too many keys."""
         if len(metadata) > MAX_EQUAL:

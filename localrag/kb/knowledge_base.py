@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
-from localrag.kb.database import INDEX_WAIT_S, taken
+from localrag.files import create_private, sync_folder
+from localrag.kb.database import INDEX_WAIT_S, taken, unwritable
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, ReembedResult, Tagging, ingest, reembed
-from localrag.kb.names import FILE, NAME, SERVER_PREFIXES, invalid_name, list_kbs, not_found
+from localrag.kb.names import FILE, NAME, SERVER_PREFIXES, invalid_name, list_kbs, name_taken, not_found
 from localrag.kb.plan import IndexProgress, Plan, plan
 from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
 from localrag.kb.retrieve import Mode, retrieve
 from localrag.kb.store import Store
-from localrag.kb.texts import Texts, renew
+from localrag.kb.texts import TEXT_PREFIX, Texts, renew, text_path
 from localrag.kb.transfer import export_to, import_from, read_name
 from localrag.kb.verify import VerifyResult, verify
 from localrag.settings import Learning
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from localrag.kb.vectors import VectorIndex
 
 _REMOVED = ".removed-"
+_INDEXED = "indexed"
+"""Name of the empty file whose modification time tells when documents were last indexed or removed."""
 _MAX_ID = 2**63 - 1  # the largest integer that a store takes
 
 
@@ -261,9 +264,68 @@ class KnowledgeBase:
         """Write the knowledge base to one file for `import_kb`. See localrag/kb/transfer.py."""
         self._location.export(file)
 
+    def matching(self, documents: Sequence[str]) -> dict[str, str]:
+        """Return path → source of the documents that these texts name; `remove_documents` takes the paths.
+
+        A text is the path of an indexed file or folder of this machine. Otherwise it is a source, a folder above it, or a pattern with
+        `*` and `?` (see Where). Raises KnowledgeBaseError for one that names no document.
+        """
+        found: dict[str, str] = {}
+        files = {} if self._store is None else {path: source for source, path in self._store.source_paths()}
+        for text in documents:
+            place = os.path.realpath(text) if text else ""
+            one = {path: source for path, source in files.items() if path == place or path.startswith(f"{place or os.sep}{os.sep}")}
+            if not one and self._store is not None:
+                one = _matching(self._store, files, Where.of_sources([text]))
+            if not one:
+                raise KnowledgeBaseError(
+                    f"Knowledge base {self.address!r} has no document {text[:200]!r} of this machine.",
+                    hint=f"To list its documents: localrag kb show {self.address}",
+                    document=text[:200],
+                )
+            found |= one
+        return found
+
+    def remove_documents(
+        self, paths: Iterable[str], *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
+    ) -> list[str]:
+        """Remove the documents at these paths (see `matching`) in one transaction, and return the paths that were there.
+
+        Their files stay: a later `ingest` of their folder adds them again. Waits for another indexer as `ingest` does.
+        """
+        with self._location.taken(wait_s=wait_s, on_wait=on_wait):
+            self._location.reopen()
+            if self._store is None:
+                raise self._location.not_found()
+            wanted = list(dict.fromkeys(paths))
+            texts = self._store.texts.known([path.removeprefix(TEXT_PREFIX) for path in wanted if path.startswith(TEXT_PREFIX)])
+            known = {*self._store.documents(), *map(text_path, texts)}
+            there = [path for path in wanted if path in known]
+            if there:
+                with self._store.writing():
+                    self._store.remove_documents(there)
+                self._location.maintain_index()
+            return there
+
+    def rename(self, name: str) -> None:
+        """Give the knowledge base another name, atomically. On a server, `name` is the part after #.
+
+        Open sessions, saved conversations and settings keep the old name. Raises KnowledgeBaseError if the name is invalid or taken, or if
+        another process is indexing.
+        """
+        self._location.rename(name)
+
     def remove(self) -> None:
         """Delete the knowledge base, atomically."""
         self._location.remove()
+
+
+def _matching(store: AnyStore, files: Mapping[str, str], where: Where) -> dict[str, str]:
+    """Return path → source of the matching documents: files of this machine, and texts."""
+    sources = {source for source, _ in store.sources(where)}
+    rows = store.texts.page(where, offset=0, limit=store.texts.count(where), max_chars=1)
+    texts = store.texts.known([row.id for row in rows])
+    return {path: source for path, source in files.items() if source in sources} | {text_path(one): one for one in texts}
 
 
 class FolderLocation:
@@ -327,11 +389,46 @@ class FolderLocation:
             return verify_index(self.store)
 
     def maintain_index(self) -> None:
-        """Do nothing: the index is built on the first search."""
+        """Note the time. The index is built on the first search."""
+        with suppress(OSError):
+            create_private(self.path.parent / _INDEXED)
+            os.utime(self.path.parent / _INDEXED)
+
+    @property
+    def indexed_at(self) -> float:
+        """When documents were last indexed or removed, in seconds since the epoch. OSError if the knowledge base is gone."""
+        with suppress(FileNotFoundError):
+            return (self.path.parent / _INDEXED).stat().st_mtime
+        return self.path.stat().st_mtime  # indexed by an earlier version, or imported
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all its files on disk."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.path.parent) if entry.is_file(follow_symlinks=False))
 
     def export(self, file: Path) -> None:
         assert self.store is not None, "does not exist yet"
         export_to(self.store, self.name, file)
+
+    def rename(self, name: str) -> None:
+        """Rename the folder. The system refuses to replace one that another process has filled meanwhile."""
+        new = FolderLocation(self.path.parent.parent, name)
+        if new.path.is_file():
+            raise name_taken(name)
+        if new.path.parent.is_dir():
+            new.remove()  # an empty folder: an indexer that was stopped leaves its lock
+        with self.taken(wait_s=0):
+            self.close()
+            self.store = self._index = None
+            try:
+                self.path.parent.rename(new.path.parent)
+            except OSError as error:
+                raise name_taken(name) if new.path.is_file() else unwritable("Cannot rename it", error, new.path.parent) from error
+            with suppress(OSError):
+                sync_folder(new.path.parent.parent)
+        self.name = self.address = name
+        self.path = new.path
+        self.open()
 
     def remove(self) -> None:
         """Delete the folder. It is renamed first, so that the name never refers to a half-deleted knowledge base."""
@@ -359,9 +456,7 @@ def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: boo
 
     def make_room() -> None:
         if location.path.is_file() and not replace:
-            raise KnowledgeBaseError(
-                f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
-            )
+            raise name_taken(name, "--name")
         location.remove()  # may be an empty folder: an indexer that was stopped leaves its lock
 
     import_from(file, kb_dir, name, make_room=make_room)

@@ -50,6 +50,12 @@ def invalid_name(name: str) -> KnowledgeBaseError:
     )
 
 
+def name_taken(name: str, option: str = "") -> KnowledgeBaseError:
+    """Make the error for a new name that another knowledge base has. `option` is the one that gives another name."""
+    hint = f"Choose another name{f' ({option})' if option else ''}, or remove that one."
+    return KnowledgeBaseError(f"There is a knowledge base {name!r} already.", hint=hint, kb=name)
+
+
 def not_found(address: str, name: str, names: list[str]) -> KnowledgeBaseNotFoundError:
     """Make the error for a `name` that is not among the existing `names`. It suggests similar names."""
     nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -290,6 +290,9 @@ class KbLocation(Protocol):
     def export(self, file: Path) -> None:
         """Write the knowledge base to one file. See localrag/kb/transfer.py."""
 
+    def rename(self, name: str) -> None:
+        """Give the knowledge base another name atomically. Raises KnowledgeBaseError if that name is invalid or taken."""
+
     def remove(self) -> None:
         """Delete the knowledge base atomically. Raises KnowledgeBaseError if another process is indexing."""
 

@@ -72,7 +72,7 @@ class Text:
     def row(self) -> DocumentRow:
         """Return the document's row, without its chunks."""
         return DocumentRow(
-            _path(self.id),
+            text_path(self.id),
             _source(self),
             self.sha256,
             len(self.text.encode()),
@@ -131,7 +131,7 @@ class Texts:
             files = _files(store, set(ids) - texts)
             if texts or files:
                 with store.writing():
-                    store.remove_documents([*map(_path, sorted(texts)), *(path for _, path in files)])
+                    store.remove_documents([*map(text_path, sorted(texts)), *(path for _, path in files)])
             return texts.union(source for source, _ in files)
 
     def files(self, ids: Sequence[str]) -> set[str]:
@@ -224,9 +224,12 @@ def _store(store: AnyStore, prepared: list[_Prepared], embedder: Embedder) -> No
             store.put_document(row, passages, vectors)
 
 
-def _path(text_id: str) -> str:
-    """Return the path that identifies a text. No file has such a path."""
-    return f"text:{text_id}"
+TEXT_PREFIX = "text:"
+
+
+def text_path(text_id: str) -> str:
+    """Return the path that identifies a text. No file has such a path, since those of files are absolute."""
+    return f"{TEXT_PREFIX}{text_id}"
 
 
 def _source(text: Text) -> str:

@@ -1,5 +1,6 @@
 """chat on a real terminal (its screen emulated by pyte), and with lines piped in; the echo engine answers."""
 
+import base64
 import json
 import os
 import re
@@ -83,7 +84,7 @@ def test_keys(home):
         terminal.send("half a line")
         terminal.wait_for("> half a line")
         terminal.send(CTRL_C)
-        terminal.wait_for("To exit, press Ctrl-D or type /exit.")
+        terminal.wait_for("To leave, press Ctrl-D or type exit.")
         terminal.send(CTRL_D)
         assert terminal.end() == 0
     assert [turn.question for turn in said(home)] == ["hello", "first\nsecond", "```\ncode\n```", "pasted\nlines"]
@@ -124,10 +125,17 @@ def test_every_command_says_what_it_does(home, tmp_path):
     attached.write_text("The nozzle is blue.")
     steps = (
         ("/help", "search all conversations"),
+        ("/copy", "There is no turn"),
+        ("/retry nowhere", "There is no turn"),
+        ("/open KB#1", "There is no turn"),
         ("/model", "echo: window 131,072 tokens, limited by training."),
+        ("/model", "To switch: /model NAME. On this machine: "),
+        ("/model nowhere", "nowhere"),
         ("/model echo", "echo: window"),
         ("/kb", "Knowledge bases: none"),
         ("/kb add nowhere", "nowhere"),
+        ("/kb nowhere", "There is no knowledge base 'nowhere'"),
+        ("/kb add", "/kb add needs the NAME"),
         ("/system You are terse.", "System prompt: You are terse."),
         ("/context-ratio 0.3", "New sources may use at most 0.3"),
         ("/seed 7", "Seed 7, temperature 0."),
@@ -162,6 +170,9 @@ def test_every_command_says_what_it_does(home, tmp_path):
         ("/history", "1 pinned  What colour?"),
         ("/unpin 1", "Unpinned"),
         ("/retry", "Seed 8, temperature 0.5."),
+        ("/retry nowhere", "No model is named 'nowhere'"),
+        ("/retry echo", "You asked: What colour?"),
+        ("/copy 2", "There is no turn 2"),
         ("/edit 1 What size?", "You asked: What size?"),
         ("/fork 1 side", "Switched to 'side', a copy up to turn 1."),
         ("Anything else?", "You asked: Anything else?"),
@@ -242,6 +253,95 @@ def test_sources_are_shown_one_by_one_and_opened_at_their_place(home, pets, monk
         pets.unlink()
         terminal.enter("/sources 1 open")
         terminal.wait_for("is missing or not a file")
+
+
+def test_open_is_the_short_form_of_sources_open(home, pets, monkeypatch, tmp_path):
+    editor = tmp_path / "vim"
+    editor.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > "{tmp_path}/opened"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    with chat(home, "--kb", "pets", rows=60, columns=250) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("When do hamsters sleep?")
+        terminal.wait_for("Sources")
+        tag = re.search(r"\[(KB#\d+)\]", terminal.text)[1]
+        terminal.enter("/open 99")
+        terminal.wait_for("There is no source 99")
+        terminal.enter(f"/open {tag}")
+        terminal.wait_for(f"Opened {pets}, line")
+        assert re.fullmatch(rf"\+\d+\|{re.escape(str(pets))}\|", (tmp_path / "opened").read_text())
+        (tmp_path / "opened").unlink()
+        terminal.enter("/open turn 1 1")
+        terminal.wait_until(lambda text: text.count(f"Opened {pets}") == 2)
+        assert (tmp_path / "opened").exists()
+
+
+def test_knowledge_bases_are_switched_within_a_conversation(home, pets):
+    assert run(home, "index", str(pets.parent), "--kb", "zoo").returncode == 0
+    done = run(home, "chat", "--model", "echo", "--kb", "pets", "--session", "zoo", text="/kb\n/kb zoo\n/kb pets zoo\n/kb\n/kb drop pets\n")
+    assert [line for line in done.stderr.splitlines() if "nowledge bases: " in line or "Others here" in line] == [
+        "Knowledge bases: pets.",
+        "To switch: /kb NAME. Others here: zoo.",
+        "Knowledge bases: zoo.",
+        "Knowledge bases: pets, zoo.",
+        "Knowledge bases: pets, zoo.",
+        "Knowledge bases: zoo.",
+    ]
+    done = run(home, "chat", "--model", "echo", "--session", "zoo", text="/kb\n")
+    assert "Knowledge bases: zoo." in done.stderr
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", " Quit "])
+def test_a_bare_word_leaves_a_terminal_but_is_a_question_in_a_pipe(home, word):
+    with chat(home, columns=120) as terminal:
+        terminal.wait_for("Type a question and press Enter. /help lists the commands, and exit leaves.", "echo · ")
+        terminal.enter(word)
+        assert terminal.end() == 0
+    done = run(home, "chat", "--model", "echo", text=f"{word}\n")
+    assert (done.stdout, "/help" in done.stderr) == (f"You asked: {word.strip()}\n", False)
+
+
+def test_an_answer_is_copied_by_a_program_or_else_by_the_terminal(home, tmp_path, monkeypatch):
+    """The program is a script that keeps what it is given. One that fails is passed over."""
+    for name in ("TMUX", "WAYLAND_DISPLAY", "DISPLAY", "SSH_CONNECTION", "SSH_TTY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, code in (("wl-copy", 1), ("xclip", 0)):
+        (tmp_path / name).write_text(f'#!/bin/sh\n/bin/cat > "{tmp_path}/{name}.given"\nexit {code}\n')
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shown = ("You asked: hello", "You asked: again")
+    with chat(home, columns=160) as terminal:
+        terminal.wait_for("echo · ")
+        for line, answer in zip(("hello", "again"), shown, strict=True):
+            terminal.enter(line)
+            terminal.wait_for(answer)
+        terminal.enter("/copy")
+        terminal.wait_for("Asked the terminal to copy the answer (OSC 52).")
+        assert f"\x1b]52;c;{base64.b64encode(shown[1].encode()).decode()}\x07".encode() in terminal.raw
+        terminal.enter("/copy 1")
+        terminal.wait_until(lambda text: text.count("(OSC 52)") == 2)
+        assert f"\x1b]52;c;{base64.b64encode(shown[0].encode()).decode()}\x07".encode() in terminal.raw
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    monkeypatch.setenv("DISPLAY", ":0")
+    with chat(home, "--continue") as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("/copy")
+        terminal.wait_for("Copied the answer with xclip.")
+        assert (tmp_path / "xclip.given").read_text() == (tmp_path / "wl-copy.given").read_text() == shown[1]
+        assert b"\x1b]52;" not in terminal.raw
+
+
+def test_it_is_told_that_nothing_can_be_copied(home, monkeypatch):
+    for name in ("TMUX", "WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    done = run(home, "chat", "--model", "echo", text="hello\n/copy\n")
+    assert (done.returncode, done.stdout, "This terminal has no clipboard." in done.stderr) == (2, "You asked: hello\n", True)
+    with chat(home, term="linux") as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("hello")
+        terminal.wait_for("You asked: hello")
+        terminal.enter("/copy")
+        terminal.wait_for("This terminal has no clipboard.")
 
 
 def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, pets):

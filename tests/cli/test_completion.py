@@ -64,6 +64,9 @@ def complete(tmp_path, monkeypatch):
         ("localrag comp", ["completion"]),
         ("localrag ", list(COMMANDS)),
         ("localrag report --council ", []),
+        ("localrag ask -k n", ["notes"]),
+        ("localrag ask -m al", ["alpha"]),
+        ("localrag config set max", ["max-tokens"]),
     ],
 )
 def test_names_are_completed(complete, line, found):

@@ -1,11 +1,16 @@
 """`localrag kb …`, `search` and what `ask` takes from them, as a new user tries them."""
 
+import io
 import json
+import os
+import re
 import shutil
+import time
 
 import pytest
 
-from localrag.kb import KnowledgeBase, Tagging
+from localrag.cli import indexing
+from localrag.kb import IndexProgress, KnowledgeBase, Tagging
 from localrag.session import folder_rules, open_embedder
 from localrag.settings import Settings
 from tests import identities
@@ -44,7 +49,7 @@ def data(result, code=0):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("command", ["list", "show", "verify", "export", "import", "feedback", "remove"])
+@pytest.mark.parametrize("command", ["list", "show", "verify", "export", "import", "feedback", "rename", "remove"])
 def test_every_command_explains_itself_in_a_line_and_in_full(localrag, command):
     [line] = [line for line in localrag("kb", "--help")[1].splitlines() if line.startswith(f"  {command} ")]
     assert line.endswith(".")
@@ -54,7 +59,9 @@ def test_every_command_explains_itself_in_a_line_and_in_full(localrag, command):
     assert "--json" in out
 
 
-@pytest.mark.parametrize("args", [["show"], ["verify"], ["feedback"], ["remove", "--yes"], ["export", "out.kb"]])
+@pytest.mark.parametrize(
+    "args", [["show"], ["verify"], ["feedback"], ["remove", "--yes"], ["remove", "x.md"], ["rename", "new"], ["export", "out.kb"]]
+)
 def test_one_that_does_not_exist_names_the_nearest(refused, guide, args):
     command, *rest = args
     said = refused(6, "kb", command, "guid", *rest)
@@ -185,11 +192,12 @@ def test_a_damaged_one_hides_no_other_and_can_be_removed(localrag, refused, guid
     (home / "kb" / "bad" / "kb.sqlite").write_bytes(b"no database" * 1000)
     code, out, err = localrag("kb", "list")
     assert code == 0
-    assert [line.split() for line in out.splitlines()] == [["Name", "Documents", "Chunks"], ["bad"], ["guide", "3", "3"]]
+    head, bad, sound = (line.split() for line in out.splitlines())
+    assert (head[:3], bad[0], bad[1:3], sound[:3]) == (["Name", "Documents", "Chunks"], "bad", ["11.0", "kB"], ["guide", "3", "3"])
     assert "localrag kb remove" in err
     bad, guide_row = data(localrag("kb", "list", "--json"))["knowledge_bases"]
     assert (bad["num_documents"], bad["error"]["type"]) == (None, "KnowledgeBaseError")
-    assert guide_row == {"name": "guide", "num_documents": 3, "num_chunks": 3}
+    assert guide_row.items() >= {"name": "guide", "num_documents": 3, "num_chunks": 3}.items()
     assert "not a knowledge base, or it is damaged" in refused(6, "kb", "verify", "bad")
     assert localrag("kb", "remove", "bad", "--yes") == (0, "", "Removed bad.\n")
     assert [row["name"] for row in data(localrag("kb", "list", "--json"))["knowledge_bases"]] == ["guide"]
@@ -319,3 +327,109 @@ def test_ask_refuses_what_it_cannot_do(refused, guide, args, says):
 
 def test_to_read_all_there_must_be_something_to_read(refused):
     assert "Name one with --kb" in refused(2, "ask", "Where?", "--model", "echo", "--exhaustive")
+
+
+def listed(localrag, name="guide"):
+    return [each["source"] for each in data(localrag("kb", "show", name, "--json"))["documents"]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "gone"),
+    [
+        (["guide/glass.md"], ["guide/glass.md"]),
+        (["guide/*.md"], ["guide/glass.md", "guide/prices/sand.md"]),
+        (["GUIDE/prices"], ["guide/prices/sand.md"]),
+        (["guide/prices/", "guide/plain.txt"], ["guide/plain.txt", "guide/prices/sand.md"]),
+        (["./guide/../guide/plain.txt"], ["guide/plain.txt"]),
+        (["."], ["guide/glass.md", "guide/plain.txt", "guide/prices/sand.md"]),
+    ],
+)
+def test_documents_are_removed_by_path_folder_name_or_pattern(localrag, guide, documents, gone):
+    """The copies in the current folder are indexed, so that they have paths there."""
+    assert localrag("kb", "remove", "guide", "--yes")[0] == 0
+    assert localrag("index", guide, "--kb", "guide")[0] == 0
+    before = listed(localrag)
+    found = data(localrag("kb", "remove", "guide", *documents, "--yes", "--json"))
+    assert (found["kb"], found["removed"], found["num_documents"]) == ("guide", gone, len(before) - len(gone))
+    assert listed(localrag) == [each for each in before if each not in gone]
+    hits = data(localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--json"))["hits"]
+    assert not {hit["source"] for hit in hits} & set(gone)
+    assert localrag("kb", "verify", "guide")[0] == 0
+    assert localrag("index", guide, "--kb", "guide")[0] == 0  # as is said: they come back
+    assert listed(localrag) == before
+
+
+def test_if_one_of_the_documents_is_not_there_none_is_removed(localrag, refused, guide):
+    before = listed(localrag)
+    for document in ("guide/nothing.md", "glass.md", "", "guide/*.pdf"):
+        said = refused(6 if document else 2, "kb", "remove", "guide", "guide/plain.txt", document, "--yes") if document else ""
+        assert ("no document" in said) == bool(document)
+        assert listed(localrag) == before
+
+
+def test_documents_are_named_before_they_are_removed(localrag, guide, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"n\n")))
+    code, out, err = localrag("kb", "remove", "guide", "guide/*.md")
+    assert (code, out) == (130, "")
+    assert err.startswith("  guide/glass.md\n  guide/prices/sand.md\nRemove 2 documents from guide? [y/N]: ")
+    assert len(listed(localrag)) == 3
+    _, _, err = localrag("kb", "remove", "guide", "guide/*.md", "--yes")
+    assert err.startswith("Removed 2 documents from guide. It now has 1 document, 1 chunk.\n")
+
+
+def test_a_knowledge_base_is_renamed_whole(localrag, refused, guide, home):
+    before = data(localrag("kb", "show", "guide", "--json"))
+    assert localrag("config", "set", "kb", "other", "guide")[0] == 0
+    assert localrag("search", "kiln", "--kb", "guide")[0] == 0  # an index of vectors is there, and moves along
+    assert data(localrag("kb", "rename", "guide", "manual", "--json")) == {"kb": "manual", "old": "guide"}
+    assert data(localrag("kb", "show", "manual", "--json"))["documents"] == before["documents"]
+    assert data(localrag("search", "kiln", "--kb", "manual", "--json"))["hits"]
+    assert localrag("kb", "verify", "manual")[0] == 0
+    assert localrag("config", "get", "kb")[1] == "other\nmanual\n"
+    assert [path.name for path in (home / "kb").iterdir()] == ["manual"]
+    assert "nearest" in json.loads(localrag("kb", "show", "guide", "--json")[1])["error"]
+    assert localrag("index", guide / "plain.txt", "--kb", "second")[0] == 0
+    assert "already" in refused(6, "kb", "rename", "second", "manual")
+    assert "not a valid name" in refused(6, "kb", "rename", "second", "../second")
+    assert listed(localrag, "second") == ["plain.txt"]
+    (home / "kb" / "third").mkdir()
+    (home / "kb" / "third" / "index.lock").touch()  # as an indexer leaves it that was stopped
+    assert localrag("kb", "rename", "second", "third") == (0, "", "Renamed second to third.\n")
+    assert listed(localrag, "third") == ["plain.txt"]
+
+
+def test_sizes_and_ages_are_listed(localrag, guide, home):
+    localrag("kb", "remove", "guide", "guide/plain.txt", "--yes")
+    [row] = data(localrag("kb", "list", "--json"))["knowledge_bases"]
+    assert row["size_bytes"] == sum(path.stat().st_size for path in (home / "kb" / "guide").iterdir())
+    assert 0 <= time.time() - row["indexed_at"] < 60
+    os.utime(home / "kb" / "guide" / "indexed", (0, time.time() - 3 * 86_400 - 60))
+    assert re.search(r"guide +2 +2 +[\d.]+ kB +3 days ago", localrag("kb", "list")[1])
+    (home / "kb" / "guide" / "indexed").unlink()  # of an earlier version
+    assert (
+        data(localrag("kb", "list", "--json"))["knowledge_bases"][0]["indexed_at"] == (home / "kb" / "guide" / "kb.sqlite").stat().st_mtime
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "just now"), (-5, "just now"), (61, "1 minute ago"), (7300, "2 hours ago"), (86_400, "1 day ago"), (4e7, "1 year ago")],
+)
+def test_ages(seconds, said):
+    assert indexing.age(1e9 - seconds, 1e9) == said
+    assert indexing.age(None, 1e9) == ""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (9000, "2.5 h")])
+def test_times_left(seconds, said):
+    assert indexing.duration(seconds) == said
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys):
+    at = IndexProgress("b.md", 12, 60, 340)
+    with indexing.IndexingBar("notes") as bar:
+        bar(at)
+    assert capsys.readouterr().err == "Indexing notes: reading and embedding\n"
+    with indexing.IndexingBar("notes", again=True, every_s=0) as bar:
+        bar(at)
+    assert re.fullmatch(r"Indexing notes: 12 of 60 documents, 340 chunks, \d+/s, about \d+ s left\n", capsys.readouterr().err)

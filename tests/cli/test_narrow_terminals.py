@@ -57,7 +57,7 @@ def test_help_ledgers_and_passages_break_between_words(home, columns, tmp_path, 
         terminal.wait_for("echo · " if columns > 40 else "echo")
         terminal.enter("How hot?")
         terminal.wait_for("Sources")
-        for command, shown in (("/sources", "half an hour"), ("/budget", "window"), ("/help", "Ctrl-D exits")):
+        for command, shown in (("/sources", "half an hour"), ("/budget", "window"), ("/help", "Ctrl-D leaves")):
             terminal.enter(command)
             terminal.wait_until(lambda said, shown=shown: shown in " ".join(said.split()))
         terminal.read(0.5)

@@ -271,7 +271,9 @@ class History:
 
     def _strays(self) -> list[str]:
         """What nobody needs any more."""
-        return [file.name for file in self.path.parent.iterdir() if not re.fullmatch(r"kb\.sqlite|(vec|index)\.lock|vec-\d+", file.name)]
+        return [
+            file.name for file in self.path.parent.iterdir() if not re.fullmatch(r"kb\.sqlite|indexed|(vec|index)\.lock|vec-\d+", file.name)
+        ]
 
     def order(self, **options):
         """For another run, with a log of its own."""

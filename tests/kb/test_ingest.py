@@ -179,7 +179,7 @@ def test_progress_and_an_interrupted_run_that_goes_on(kb_dir, tmp_path):
         result = kb.ingest([tmp_path / "many"], embedder)
         assert _counts(result) == (60 - done, 0, done, 0)
         assert embedder.num_embedded - NUM_SHOWN == kb.num_chunks == 180  # nothing twice
-    assert [progress.num_done for progress in seen] == [0] * 42 + [43] * 8  # 43 notes of 3 chunks are a batch
+    assert [progress.num_done for progress in seen] == [1] * 8 + [9] * 42  # batches of 3, 24 and 128 chunks
     assert [progress.num_embedded for progress in seen] == [3 * progress.num_done for progress in seen]
     assert {progress.num_files for progress in seen} == {60}
     assert Path(seen[0].source) == Path("many/note-000.md")
@@ -190,7 +190,7 @@ def test_the_last_progress_is_all_of_it(kb, notes, embedder):
     (notes / "note-000.md").write_text("changed")
     (notes / "z.bin").write_bytes(b"\0")
     kb.ingest([notes], embedder, seen.append)
-    assert [progress.num_done for progress in seen] == [0, 1, 2, 3, 5]
+    assert [progress.num_done for progress in seen] == [1, 2, 3, 4, 5]
     assert (seen[-1].source, seen[-1].num_files, seen[-1].num_embedded) == ("notes/z.bin", 5, 1)
 
 

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     help="Write the conversation as Markdown, or as JSON if FILE ends in .json (- for stdout).",
 )
 @options.as_json
+@click.pass_context
 def chat_command(
+    ctx: click.Context,
     name: str | None,
     resumes: bool,
     seed: int | None,
@@ -85,7 +87,8 @@ def chat_command(
     from localrag.cli.chat.state import ConversationChoice, Room  # noqa: PLC0415  # weight
 
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
-    choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep)
+    weak = frozenset(option.name for option in ctx.command.params if option.name and options.origin_of(ctx, option) is not None)
+    choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep, weak=weak)
     room = Room(asking, sampling, choice, rewrites=rewrites)
     if can_ask():
         options.offer_model(asking["settings"], room.model())  # before the first line is typed, while the model is loaded

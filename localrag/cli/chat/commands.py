@@ -9,7 +9,7 @@ from pathlib import Path
 from localrag.cli.chat import settings
 from localrag.cli.chat.render import save, short, state_of, transcript
 from localrag.cli.chat.state import Command, Desk, Room, whole
-from localrag.cli.terminal import note
+from localrag.cli.terminal import copy_text, note
 from localrag.errors import UsageError, counted
 from localrag.settings import expanded
 from localrag.text.sanitize import safe
@@ -17,10 +17,29 @@ from localrag.text.sanitize import safe
 _MAX_FOUND = 20
 
 
-def _retry(desk: Desk, _rest: str) -> None:
-    turn = desk.room.retried()
-    note(f"Seed {desk.room.sampling.seed}, temperature {desk.room.sampling.temperature:g}.")
+def _retry(desk: Desk, rest: str) -> None:
+    """`/retry [MODEL]`: answer the last question again, with another seed or with another model, which then stays."""
+    room = desk.room
+    if rest:
+        room.chat.turn(-1)  # UsageError without a turn, before a model is loaded
+        settings.switch_model(room, rest)
+        turn = room.chat.undo()[0]
+    else:
+        turn = room.retried()
+        note(f"Seed {room.sampling.seed}, temperature {room.sampling.temperature:g}.")
     desk.ask(turn.question)
+
+
+def _copy(desk: Desk, rest: str) -> None:
+    """`/copy [N]`: put the answer of turn N, or the last one, on the clipboard."""
+    answer = desk.room.chat.turn(whole(rest, "/copy", least=1) if rest else -1).answer.strip()
+    if not answer:
+        raise UsageError("This turn has no answer to copy.", hint="/history lists the turns; /copy N copies the answer of turn N.")
+    way = copy_text(answer)
+    if way == "OSC 52":
+        note("Asked the terminal to copy the answer (OSC 52). Not every terminal does: if pasting shows another text, use /save FILE.")
+    else:
+        note(f"Copied the answer with {way}.")
 
 
 def _undo(desk: Desk, rest: str) -> None:
@@ -114,17 +133,18 @@ def _save(desk: Desk, rest: str) -> None:
 
 
 TURN_COMMANDS = (
-    Command(_history, "/history", "list the turns with their numbers"),
-    Command(_pin, "/pin [N]", "never summarise or drop this turn"),
+    Command(_retry, "/retry [MODEL]", "ask the last question again, for another answer or of another model"),
+    Command(_copy, "/copy [N]", "copy the last answer, or that of turn N, to the clipboard"),
+    Command(_history, "/history", "list the turns (questions with their answers) by number"),
+    Command(_pin, "/pin [N]", "keep this turn in full, however long the conversation gets"),
     Command(_unpin, "/unpin [N]", "undo /pin"),
-    Command(_retry, "/retry", "answer the last question again with another seed"),
-    Command(_edit, "/edit [N] [TEXT]", "remove turn N and all later turns, and ask it differently"),
+    Command(_edit, "/edit [N] [TEXT]", "ask turn N differently; it and all later turns are removed"),
     Command(_undo, "/undo [N]", "remove the last turn, or the last N"),
-    Command(_fork, "/fork [N] [NAME]", "continue from turn N in a new conversation"),
+    Command(_fork, "/fork [N] [NAME]", "go on from turn N in a new conversation; this one stays as it is"),
     Command(_new, "/new [NAME]", "start a new conversation"),
     Command(_resume, "/resume NAME", "continue another conversation"),
     Command(_rename, "/rename NAME", "rename this conversation"),
-    Command(_list, "/list", "list recent conversations"),
+    Command(_list, "/list", "list the latest conversations"),
     Command(_search, "/search WORDS", "search all conversations"),
     Command(_save, "/save FILE", "write this conversation as Markdown, or as JSON if FILE ends in .json"),
 )
@@ -137,12 +157,12 @@ def words(room: Room, line: str) -> Iterable[tuple[str, str]]:
         yield from (("/" + each, command.help) for each, command in COMMANDS.items())
         return
     if name == "/kb":
-        yield from (("add", "start using a knowledge base"), ("drop", "stop using a knowledge base"))
-        if rest:
-            from localrag.kb import list_kbs  # noqa: PLC0415  # weight
+        from localrag.kb import list_kbs  # noqa: PLC0415  # weight
 
-            yield from ((each, "knowledge base") for each in list_kbs(room.settings.kb_dir))
-    elif name == "/model":
+        if " " not in rest:
+            yield from (("add", "start using a knowledge base"), ("drop", "stop using a knowledge base"))
+        yield from ((each, "knowledge base") for each in list_kbs(room.settings.kb_dir))
+    elif name in ("/model", "/retry"):
         from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
         yield from ((each, "model") for each in (*Catalog.load(room.settings).models, "echo"))
@@ -157,7 +177,7 @@ def _help(desk: Desk, _rest: str) -> None:
         else:
             note(f"  {command.usage}", hang=4)
             note(f"      {command.help}")
-    note("Enter sends. Alt-Enter starts a new line. ``` starts a block of lines. Ctrl-C stops an answer and keeps its text. Ctrl-D exits.")
+    note("Enter sends. Alt-Enter starts a new line. ``` starts a block of lines. Ctrl-C stops an answer and keeps its text. Ctrl-D leaves.")
 
 
 def _exit(desk: Desk, _rest: str) -> None:
@@ -168,6 +188,6 @@ _ALL = (
     Command(_help, "/help", "list the commands"),
     *settings.COMMANDS,
     *TURN_COMMANDS,
-    Command(_exit, "/exit", "exit the chat (or press Ctrl-D)"),
+    Command(_exit, "/exit", "leave the chat, as do exit, quit and Ctrl-D"),
 )
 COMMANDS = {command.name: command for command in _ALL}

@@ -26,6 +26,8 @@ _NOTED_TURNS = 3
 _POLL_S = 0.05
 IDLE_AFTER_S = 1.0
 """Seconds without input before background work starts."""
+_LEAVING = ("exit", "quit")
+"""Lines that end a chat on a terminal. In a pipe, every line without a slash is a question."""
 
 
 class Worker:
@@ -122,10 +124,12 @@ class Loop:
             except EOFError:
                 break
             except KeyboardInterrupt:
-                note("To exit, press Ctrl-D or type /exit.")
+                note("To leave, press Ctrl-D or type exit.")
                 continue
             self._opening.result()
             self._idle.stop()
+            if sys.stdin.isatty() and text.strip().lower() in _LEAVING:
+                break
             if text.strip() and not self._does(text):
                 break
             self._idle.start()
@@ -146,6 +150,8 @@ class Loop:
 def talk(room: Room, *, as_json: bool) -> int:
     """Run a chat to its end and return the exit code. The model is loaded while the user types."""
     draws = is_terminal() and not as_json
+    if sys.stdin.isatty() and not as_json:
+        note("Type a question and press Enter. /help lists the commands, and exit leaves.")
     worker = Worker(room.cancel)
     opening = worker.start(lambda: _open(room, tells=draws or sys.stdin.isatty()))
     desk = Desk(room, partial(_ask, room, draws=draws, as_json=as_json), commands.COMMANDS)

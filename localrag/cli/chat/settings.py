@@ -18,10 +18,11 @@ import click
 from localrag.citation import parse_label
 from localrag.cli import options, render
 from localrag.cli.chat.render import cited_labels, given_to, passage_text, sources_text, usage, warning_of
-from localrag.cli.chat.state import Command, Desk, number, whole
+from localrag.cli.chat.state import Command, Desk, Room, number, whole
 from localrag.cli.terminal import note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE
+from localrag.kb import list_kbs
 from localrag.kb.readers import is_document
 from localrag.session.history_window import Turn
 from localrag.settings import expanded
@@ -87,20 +88,30 @@ def _launch(path: Path) -> None:
 
 _LINE = re.compile(r"lines? (\d{1,9})\b")
 _USAGE = "/sources [turn N] [NUMBER|TAG] [open]"
+_OPEN_USAGE = "/open [turn N] NUMBER|TAG"
 
 
-def sources(desk: Desk, rest: str) -> None:
+def _sources(desk: Desk, rest: str) -> None:
     """`/sources [turn N] [NUMBER|TAG] [open]`: show the sources of an answer, show one of them, or open its file."""
-    words, chat = rest.split(), desk.room.chat
+    words = rest.split()
+    opens = words[-1:] == ["open"]
+    _show_sources(desk, words[:-1] if opens else words, opens=opens)
+
+
+def _open(desk: Desk, rest: str) -> None:
+    """`/open [turn N] NUMBER|TAG`: the short form of /sources … open."""
+    _show_sources(desk, rest.split(), opens=True)
+
+
+def _show_sources(desk: Desk, words: list[str], *, opens: bool) -> None:
+    chat = desk.room.chat
     turn = chat.turn(-1)
     if words[:1] == ["turn"]:
-        turn = chat.turn(whole(words[1] if len(words) > 1 else "", "/sources turn", least=1))
+        turn = chat.turn(whole(words[1] if len(words) > 1 else "", "/open turn" if opens else "/sources turn", least=1))
         words = words[2:]
-    opens = words[-1:] == ["open"]
-    words = words[:-1] if opens else words
     hits = given_to(turn, chat.turns)
     if len(words) > 1 or (opens and not words and len(hits) != 1):
-        raise UsageError("Name one source to open." if opens else "Name one source.", hint=f"Usage: {_USAGE}")
+        raise UsageError("Name one source to open." if opens else "Name one source.", hint=f"Usage: {_OPEN_USAGE if opens else _USAGE}")
     if not words and not opens:
         note(sources_text(turn, hits))
         return
@@ -149,16 +160,31 @@ def _path(desk: Desk, hit: Hit) -> Path | None:
 # --- settings ---
 
 
+def switch_model(room: Room, name: str) -> None:
+    """Go on with another model and name it. If it cannot be loaded, nothing changes."""
+    room.use_model(name)
+    for warning in room.session.warnings:
+        note(f"Warning: {warning}")
+    _note_model(room)
+
+
+def _note_model(room: Room) -> None:
+    note(f"{room.status.model}: window {room.status.n_ctx:,} tokens, limited by {room.status.bound}.")
+
+
 def _model(desk: Desk, rest: str) -> None:
     if rest:
-        desk.room.use_model(rest)
-        for warning in desk.room.session.warnings:
-            note(f"Warning: {warning}")
-    status = desk.room.status
-    note(f"{status.model}: window {status.n_ctx:,} tokens, limited by {status.bound}.")
+        switch_model(desk.room, rest)
+        return
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+    _note_model(desk.room)
+    present = [row.name for row in Catalog.load(desk.room.settings).rows() if row.thing == "model" and row.present]
+    note(f"To switch: /model NAME. On this machine: {', '.join(map(safe, (*present, 'echo')))}.")
 
 
 def _kb(desk: Desk, rest: str) -> None:
+    """`/kb [NAME …]`, `/kb add NAME …`, `/kb drop NAME …`: show, replace, extend or reduce the knowledge bases in use."""
     room, (verb, *names) = desk.room, rest.split() or [""]
     kbs = room.asking["kbs"]
     if verb == "add" and names:
@@ -167,9 +193,14 @@ def _kb(desk: Desk, rest: str) -> None:
         if missing := [each for each in names if each not in kbs]:
             raise UsageError(f"{missing[0]} is not in use.", hint=f"In use: {', '.join(kbs) or 'none'}.")
         room.use_kbs(tuple(each for each in kbs if each not in names))
+    elif verb in ("add", "drop"):
+        raise UsageError(f"/kb {verb} needs the NAME of a knowledge base.", hint="/kb alone lists them.")
     elif verb:
-        raise UsageError("Use /kb add NAME or /kb drop NAME. /kb alone shows the knowledge bases in use.")
-    note(f"Knowledge bases: {', '.join(room.asking['kbs']) or 'none; the model answers from its own knowledge'}.")
+        room.use_kbs(tuple(dict.fromkeys((verb, *names))))
+    note(f"Knowledge bases: {', '.join(room.status.kbs) or 'none; the model answers from its own knowledge'}.")
+    others = [] if verb else [each for each in list_kbs(room.settings.kb_dir) if each not in room.asking["kbs"]]
+    if others:
+        note(f"To switch: /kb NAME. Others here: {', '.join(others)}.")
 
 
 def _system(desk: Desk, rest: str) -> None:
@@ -331,21 +362,22 @@ def _mark(desk: Desk, *, useful: bool) -> None:
 
 
 COMMANDS = (
-    Command(_model, "/model [NAME]", "show or change the model"),
-    Command(_kb, "/kb [add|drop NAME]", "show, add or drop knowledge bases"),
-    Command(_system, "/system [TEXT]", "show or set the system prompt; none removes it"),
-    Command(_context_ratio, "/context-ratio [R]", "show or set the maximum share of the window for new sources, 0 to 1"),
-    Command(_seed, "/seed [N]", "show or set the seed"),
-    Command(_temperature, "/temperature [T]", "show or set the temperature; 0 always picks the most likely token"),
-    Command(_rewrite, "/rewrite [on|off]", "turn the rewriting of short follow-up questions on or off"),
-    Command(_budget, "/budget", "show how the window was divided, and what the next question leaves out"),
-    Command(_explain, "/explain [full]", "show the last turn's token ledger and the support of its sentences; full: also the exact prompt"),
-    Command(sources, "/sources [turn N] [NUMBER|TAG] [open]", "show the sources of an answer, or one of them; open: open its file"),
+    Command(_model, "/model [NAME]", "show the model, or switch to another one"),
+    Command(_kb, "/kb [[add|drop] NAME …]", "show the knowledge bases, switch to others, add some or drop some"),
+    Command(_sources, "/sources [turn N] [NUMBER|TAG] [open]", "show the sources of an answer, or one of them in full"),
+    Command(_open, _OPEN_USAGE, "open the file of a source in your editor or document viewer, e.g. /open KB#12"),
     Command(_attach, "/attach [FILE]", "send a file with the next question"),
-    Command(_tokens, "/tokens [TEXT]", "count the tokens of a text, or show the last turn's tokens"),
-    Command(_memory, "/memory", "list the facts that are kept across conversations"),
+    Command(_system, "/system [TEXT]", "show or set standing instructions for the model; none removes them"),
+    Command(_context_ratio, "/context-ratio [R]", "show or set how much of the prompt new sources may fill, from 0 to 1"),
+    Command(_seed, "/seed [N]", "show or set the seed; with the same seed, the same question gets the same answer"),
+    Command(_temperature, "/temperature [T]", "show or set how freely the model chooses its words; 0 always takes the likeliest"),
+    Command(_rewrite, "/rewrite [on|off]", "let the model complete short follow-up questions before searching, or not"),
+    Command(_budget, "/budget", "show what filled the prompt, and what the next question leaves out"),
+    Command(_explain, "/explain [full]", "show what filled the prompt, and how well the sources support each sentence; full: all of it"),
+    Command(_tokens, "/tokens [TEXT]", "count the tokens of a text, or show those of the last turn"),
+    Command(_memory, "/memory", "list the facts that are kept for all conversations"),
     Command(_remember, "/remember [TEXT|#N …]", "keep a fact, or the proposed facts #N; alone: have the model propose facts"),
     Command(_forget, "/forget ID", "delete a fact"),
-    Command(_good, "/good", "mark the passages that the last answer cites as useful"),
+    Command(_good, "/good", "mark the passages that the last answer cites as useful, so that they are found more easily"),
     Command(_bad, "/bad", "mark them as useless"),
 )

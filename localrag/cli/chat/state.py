@@ -33,11 +33,15 @@ RETRY_TEMPERATURE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationChoice:
-    """The conversation to open: by `name`, created if missing; with `resumes` the last one; otherwise a new one."""
+    """The conversation to open: by `name`, created if missing; with `resumes` the last one; otherwise a new one.
+
+    A conversation goes on with its own model and knowledge bases rather than with an option in `weak`, whose value is a default.
+    """
 
     name: str | None = None
     resumes: bool = False
     keeps: bool = True
+    weak: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -86,13 +90,14 @@ class Room:
     # --- opening and closing ---
 
     def model(self) -> str | None:
-        """Return the model that `open` will load: of the command line, else of the conversation; None for the default."""
-        if self.asking["model"] is None and self._choice.keeps and (self._choice.name is not None or self._choice.resumes):
+        """Return the model that `open` will load: of the command line, else of the conversation or the settings; None for the default."""
+        is_weak = self.asking["model"] is None or "model" in self._choice.weak
+        if is_weak and self._choice.keeps and (self._choice.name is not None or self._choice.resumes):
             with Journal.open(self.settings.home) as self._journal:
                 row = self._row()
             self._journal = None
             model = None if row is None else row.about.get("model")
-            return model if isinstance(model, str) else None
+            return model if isinstance(model, str) else self.asking["model"]
         return self.asking["model"]
 
     def open(self) -> None:
@@ -290,9 +295,11 @@ class Room:
         system = about.get("system")
         self.asking["system"] = self._system or (system if isinstance(system, str) else None)
         if not is_open:
-            model, kbs = about.get("model"), about.get("kbs", [])
-            self.asking["model"] = self.asking["model"] or (model if isinstance(model, str) else None)
-            self.asking["kbs"] = self.asking["kbs"] or tuple(str(each) for each in kbs)
+            model, kbs, weak = about.get("model"), about.get("kbs"), self._choice.weak
+            if isinstance(model, str) and (self.asking["model"] is None or "model" in weak):
+                self.asking["model"] = model
+            if kbs is not None and (not self.asking["kbs"] or "kbs" in weak):
+                self.asking["kbs"] = tuple(str(each) for each in kbs)
 
     def _about(self) -> dict[str, Any]:
         return {"model": self.asking["model"], "kbs": list(self.asking["kbs"]), "system": self.asking["system"]}

@@ -91,10 +91,11 @@ class Database:
             yield
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[None]:
-        """Run one transaction, all or nothing. Transactions with the same name run one at a time; others wait up to WAIT_S seconds."""
+    def writing(self, *names: str) -> Iterator[None]:
+        """Run one transaction, all or nothing. Transactions with a name in common run one at a time; others wait up to WAIT_S seconds."""
         with self._transaction("BEGIN ISOLATION LEVEL READ COMMITTED"):
-            self.rows("SELECT pg_advisory_xact_lock(%s::bigint)", (_key("write", name),))
+            for name in names:
+                self.rows("SELECT pg_advisory_xact_lock(%s::bigint)", (_key("write", name),))
             yield
 
     @contextmanager

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
-from localrag.kb.names import not_found, parse_address
+from localrag.kb.names import MAX_NAME_CHARS, NAME, invalid_name, name_taken, not_found, parse_address
 from localrag.kb.postgres.database import Database
 from localrag.kb.postgres.search import PostgresIndex, index_problems, maintain_index, set_language
 from localrag.kb.postgres.store import PostgresStore
@@ -189,6 +190,14 @@ def drop(db: Database, name: str) -> None:
         db.rows(f'DROP SCHEMA "{schema_of(name)}" CASCADE')
 
 
+def rename(db: Database, old: str, new: str) -> None:
+    """Rename a knowledge base atomically. Raises KnowledgeBaseError if the new name is taken."""
+    with db.writing(_CREATING, schema_of(old)):
+        if _is_there(db, schema_of(new)):
+            raise name_taken(new)
+        db.rows(f'ALTER SCHEMA "{schema_of(old)}" RENAME TO "{schema_of(new)}"')
+
+
 def _is_there(db: Database, schema: str) -> bool:
     return bool(db.rows(f"{_STATES} AND nspname = %s", (schema,)))
 
@@ -325,6 +334,16 @@ class ServerLocation:
             f"{self.address} is on a server. Only a knowledge base of the home can be exported to {file.name}.",
             hint=f"Back it up with PostgreSQL's own tool: pg_dump --schema={self._schema}",
         )
+
+    def rename(self, name: str) -> None:
+        if not NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+            raise invalid_name(name)
+        with self.taken(wait_s=0):
+            rename(self._db, self.name, name)
+        self._address = replace(self._address, name=name)
+        self.name, self.address, self._schema = name, self._address.shown, schema_of(name)
+        self.store = self._index = None
+        self.open()
 
     def remove(self) -> None:
         with self.taken(wait_s=0):
