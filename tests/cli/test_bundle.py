@@ -33,7 +33,8 @@ def test_there_and_back(run, tmp_path):
     assert code == 0, err
     assert out.count("added") == 5
     code, out, _ = run("kb", "list", "--json", home=tmp_path / "bob", models=None)
-    assert json.loads(out)["knowledge_bases"] == [{"name": "notes", "num_documents": 4, "num_chunks": 12}]
+    (notes,) = json.loads(out)["knowledge_bases"]
+    assert (notes["name"], notes["num_documents"], notes["num_chunks"]) == ("notes", 4, 12)
 
 
 def test_json_is_one_object(run, tmp_path):

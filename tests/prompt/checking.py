@@ -42,7 +42,8 @@ def check(offer, composed, window):
 
 
 def sent(composed, section):
-    return [part.part.item for part in composed.parts if part.part.section == section and part.part.item]
+    """The items of a section in the prompt, each once: a message with tool calls has several parts."""
+    return list(dict.fromkeys(part.part.item for part in composed.parts if part.part.section == section and part.part.item))
 
 
 def check_names(offer, composed, entries):

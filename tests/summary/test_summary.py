@@ -159,8 +159,8 @@ def test_extract_takes_what_is_talked_about_and_leaves_the_rest():
 
 
 def test_detailed_code_keeps_heads_before_docstrings():
-    made = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=1000)
-    assert (made.method, made.level, made.limit) == ("outline", "detailed", 1000)
+    made = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=1500)
+    assert (made.method, made.level, made.limit) == ("outline", "detailed", 1500)
     for head in ("class Segment:", "class Tokenizer(Protocol):", "def encode(self, text: str) -> list[int]: …", "class TokenCounter:"):
         assert head in made.text
     assert "return count" not in made.text  # bodies
