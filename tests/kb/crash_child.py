@@ -51,9 +51,12 @@ class LoggedEmbedder(HashEmbedder):
 def main() -> None:
     _warm_up()
     while line := sys.stdin.readline():
+        order = json.loads(line)
+        if not order:  # the go-ahead of a fork that was killed before it read it
+            continue
         pid = os.fork()
         if pid == 0:
-            _carry_out(json.loads(line))
+            _carry_out(order)
         _, status = os.waitpid(pid, 0)
         _say(status=os.waitstatus_to_exitcode(status))
 
