@@ -179,7 +179,7 @@ def _draft(ids: Sequence[int], ngram: int, most: int) -> Sequence[int]:
 
 
 def step_costs(path: Path, sizes: Sequence[int], runs: int = 15) -> dict[int, float]:
-    """How long a batch of so many tokens of one answer takes, all with logits, compared with one token. Medians."""
+    """The time of a batch of each size, all tokens of one answer and with logits, divided by that of one token. Medians."""
     model = LlamaModel(path)
     ids = LlamaTokenizer(model).encode(shared.handbook())[: PROMPT_TOKENS + max(sizes)]
     context = LlamaContext(

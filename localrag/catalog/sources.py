@@ -227,7 +227,7 @@ def size_bytes(path: Path) -> int:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return a file, or the parts of a split one that are beside it."""
+    """Return the file alone, or all parts of a split file that lie in its folder."""
     others = [path.with_name(name) for name in split_parts(path.name) if name != path.name]
     return [path, *(part for part in others if kind_on_disk(part) == "file")]
 

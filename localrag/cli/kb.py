@@ -338,7 +338,7 @@ def rename_command(old: str, new: str, settings: Settings, as_json: bool) -> Non
         knowledge_base.rename(new)
         address = knowledge_base.address
     changed = None
-    with suppress(ConfigError):  # a broken file is no reason to fail now
+    with suppress(ConfigError):  # the rename is done, and a broken file must not make it look like a failure
         changed = rename_in_config(settings, old, address)
     if as_json:
         emit({"kb": address, "old": shown(old)})

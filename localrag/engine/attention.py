@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import library
@@ -25,6 +26,9 @@ from localrag.engine.speed import MAX_KEPT, MachineSpeed
 from localrag.engine.threads import ThreadGovernor
 from localrag.files import JsonCache, replace_text
 from localrag.types import SamplingParams
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
 """The timed workload, in tokens: a typical prompt with sources, and a typical answer."""
@@ -105,21 +109,8 @@ def _processor() -> str:
 def _write_thin_model(path: Path) -> None:
     """Write a one-layer Llama model without a vocabulary. Its weights are random, since gathers of equal values would be too fast."""
     import numpy as np  # noqa: PLC0415  # heavy import
-    from gguf import GGUFWriter  # noqa: PLC0415  # heavy import
 
-    writer = GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(_VOCAB)
-    writer.add_context_length(PROMPT_TOKENS + ANSWER_TOKENS)
-    writer.add_embedding_length(_WIDTH)
-    writer.add_feed_forward_length(_WIDTH)
-    writer.add_block_count(1)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_KV_HEADS)
-    writer.add_key_length(_HEAD_SIZE)
-    writer.add_value_length(_HEAD_SIZE)
-    writer.add_rope_dimension_count(_HEAD_SIZE)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer = _writer(path, n_ctx=PROMPT_TOKENS + ANSWER_TOKENS, width=_WIDTH, feed_forward=_WIDTH, layers=1, head_size=_HEAD_SIZE)
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (_VOCAB, _WIDTH), "output_norm": (_WIDTH,)}
     shapes |= {f"blk.0.{name}_norm": (_WIDTH,) for name in ("attn", "ffn")}
     shapes |= {f"blk.0.attn_{name}": (_KV_HEADS * _HEAD_SIZE, _WIDTH) for name in ("k", "v")}
@@ -128,6 +119,30 @@ def _write_thin_model(path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", rng.uniform(-0.2, 0.2, shape).astype(np.float32))
+    _finish(writer)
+
+
+def _writer(path: Path, *, n_ctx: int, width: int, feed_forward: int, layers: int, head_size: int) -> GGUFWriter:
+    """Begin a Llama model without a tokenizer."""
+    from gguf import GGUFWriter  # noqa: PLC0415  # heavy import
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(_VOCAB)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(feed_forward)
+    writer.add_block_count(layers)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_KV_HEADS)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    return writer
+
+
+def _finish(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -180,7 +195,7 @@ def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineS
             try:
 
                 def decode(num_tokens: int, position: int) -> float:
-                    """Evaluate so many tokens from a position on; the seconds."""
+                    """Evaluate some tokens from a position on. Returns the seconds that it took."""
                     started, last = time.perf_counter(), num_tokens - 1
                     context.decode([(token % _VOCAB, position + token, 0, token == last) for token in range(num_tokens)])
                     context.sample(0, last)  # waits for the result
@@ -205,20 +220,10 @@ def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineS
 def _write_wide_model(path: Path) -> tuple[int, int]:
     """Write a Llama model of four layers with random weights in Q4_K. Returns the number of its weights and their bytes."""
     import numpy as np  # noqa: PLC0415  # heavy import
-    from gguf import GGMLQuantizationType, GGUFWriter  # noqa: PLC0415  # heavy import
+    from gguf import GGMLQuantizationType  # noqa: PLC0415  # heavy import
 
     head_size = _WIDE // _HEADS
-    writer = GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(_VOCAB)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(_WIDE)
-    writer.add_feed_forward_length(_FEED_FORWARD)
-    writer.add_block_count(_LAYERS)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_KV_HEADS)
-    writer.add_rope_dimension_count(head_size)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer = _writer(path, n_ctx=1024, width=_WIDE, feed_forward=_FEED_FORWARD, layers=_LAYERS, head_size=head_size)
     shapes = {"attn_q": (_WIDE, _WIDE), "attn_k": (_KV_HEADS * head_size, _WIDE), "attn_v": (_KV_HEADS * head_size, _WIDE)}
     shapes |= {"attn_output": (_WIDE, _WIDE), "ffn_gate": (_FEED_FORWARD, _WIDE), "ffn_up": (_FEED_FORWARD, _WIDE)}
     shapes |= {"ffn_down": (_WIDE, _FEED_FORWARD)}
@@ -234,9 +239,6 @@ def _write_wide_model(path: Path) -> tuple[int, int]:
     for layer in range(_LAYERS):
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(_WIDE, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     num_weights = _LAYERS * sum(rows * columns for rows, columns in shapes.values())
     return num_weights, num_weights // _Q4_K_WEIGHTS * _Q4_K_BYTES

@@ -57,11 +57,12 @@ class ConstrainedSampler:
             scores = self._apply(self._penalties, np.arange(len(scores)), scores)[0]["logit"].copy()
         token = self._choose(np.arange(len(scores)), scores)
         if part_of is not None:
-            while token is not None and part_of(token) == "both":
+            part = None
+            while token is not None and (part := part_of(token)) == "both":
                 scores = scores.copy()
                 scores[token] = -np.inf
                 token = self._choose(np.flatnonzero(scores > -np.inf), scores)
-            if token is not None and part_of(token) == "thoughts":
+            if token is not None and part == "thoughts":
                 self._accept(token)
                 return token
         if token is None or not self.matcher.allows(token):

@@ -14,7 +14,7 @@ from localrag.text.thinking import Part, Splitter, Thinking
 from localrag.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 
 NGRAM = 3
-"""Number of last tokens to look up. Looking up 2 gives more drafts, of which fewer are right. That was no faster (measured)."""
+"""Number of last tokens to look up. With 2, there are more drafts, but fewer of them are right, and decoding is no faster (measured)."""
 
 
 class Lookup:

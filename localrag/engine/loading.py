@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from localrag.engine.context import BATCH_TOKENS, num_sequence_ids
 from localrag.engine.engine import Engine
 from localrag.engine.jobs import CHAT
 from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
-from localrag.engine.llama_lib import library
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
 from localrag.types import ModelInfo, Slot
@@ -171,7 +169,7 @@ def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -
 def speed_key(info: ModelInfo) -> str:
     """A key of file, machine and build. The file's folder does not matter."""
     file = f"{info.path.name} {info.file_size} {info.architecture} {info.quantization}"
-    return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {threads.num_cores()}"
+    return f"{file}; {attention.machine_key(threads.num_cores())}"
 
 
 def attention_kept(home: Path) -> bool:

@@ -255,8 +255,8 @@ class Speed:
         return self._learns
 
     def draft_s(self, num_tokens: int, depth: int) -> float:
-        """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer. Unknown costs are those of
-        so many single tokens.
+        """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer. Unknown costs count
+        as those of the same number of single tokens.
         """
         return self._draft_cost(num_tokens) * self.decode_s(1, depth)
 
@@ -356,9 +356,9 @@ class MachineSpeed:
     decode_bytes_per_s: float
 
     def prefill_s(self, num_tokens: int, active_weights: int) -> float:
-        """Expected seconds to read a prompt with a model that uses so many weights per token."""
+        """Expected seconds to read a prompt with a model that multiplies each token with `active_weights`."""
         return num_tokens * (1.0 + self.prefill_slope * num_tokens / 2) * active_weights / self.prefill_weights_per_s
 
     def decode_tokens_per_s(self, bytes_per_token: float) -> float:
-        """Expected tokens per second of an answer, if so many bytes are read for each."""
+        """Expected tokens per second of an answer, if each token reads `bytes_per_token`."""
         return self.decode_bytes_per_s / bytes_per_token

@@ -51,7 +51,7 @@ class CallMarkup:
     """The texts around calls: `opens` before the first, `start` before each name, `named` between name and arguments, `end` after the
     arguments, `between` two calls, `closes` after the last.
 
-    Without `between`, an answer has one call. `fields` is None if arguments are JSON. `text` stands before an answer that is no call.
+    Without `between`, an answer has one call. `fields` is None if arguments are JSON. `text` stands before an answer that makes no call.
     `or_else` is another form, which a model may choose.
     """
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.templates import as_dicts
 from localrag.engine.echo import EchoTokenizer
 from localrag.engine.template import JinjaChatTemplate
 from localrag.text.markup import Part, encode
@@ -48,25 +49,6 @@ def template(request):
         yield made
 
 
-def as_dicts(messages, *, as_text=False):
-    dicts = []
-    for message in messages:
-        fields = {"role": message.role, "content": message.content}
-        if message.tool_calls:
-            fields["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.parsed, ensure_ascii=False) if as_text else call.parsed},
-                }
-                for call in message.tool_calls
-            ]
-        if message.tool_call_id:
-            fields["tool_call_id"] = message.tool_call_id
-        dicts.append(fields)
-    return dicts
-
-
 def oracle(source, messages, tools=()):
     """What plain jinja2 makes of the very messages."""
     compiled = plain(source)
@@ -76,7 +58,7 @@ def oracle(source, messages, tools=()):
     more = {"tools": [tool.to_dict() for tool in tools]} if tools else {}
     as_text = "'' + c.arguments" in source
     return compiled.render(
-        messages=as_dicts(messages, as_text=as_text), add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **more
+        messages=as_dicts(messages, as_text=as_text, is_null=False), add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **more
     )
 
 
@@ -237,4 +219,6 @@ def test_real_templates_write_calls_as_jinja_does(twelve, name):
 def with_calls(source, messages):
     more = {"tools": [tool.to_dict() for tool in (WEATHER, PING)]}
     compiled = plain(source)
-    return compiled.render(messages=as_dicts(messages), add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **more)
+    return compiled.render(
+        messages=as_dicts(messages, as_text=False, is_null=False), add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **more
+    )
